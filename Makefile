@@ -1,0 +1,50 @@
+# Two commands for a new user: `make demo` and `make test`. `make help` lists the others.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+export PYTHON := $(shell command -v $(PYTHON) || command -v python3)
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format stubs locks bench policy clean
+
+help: ## Say what there is
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+setup: ## Make .venv with everything the demo and the tests need (the first time takes minutes)
+	@scripts/setup embedded >/dev/null
+
+demo: setup ## Train the shipped tiny policy over three domains through the three services (about 5 minutes)
+	@.venv/bin/turnwire train configs/demo.yaml $(ARGS)
+
+test: setup ## Run the tests; what this machine lacks is skipped and named (TURNWIRE_REQUIRE=a,b makes it fail)
+	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+check: setup ## Lint, format, types, contract, generated stubs, locks
+	@set -e; tools=$$(scripts/setup check | tail -n 1); \
+	say() { printf '== %s\n' "$$1"; }; \
+	say "ruff check"; $$tools/ruff check .; \
+	say "ruff format"; $$tools/ruff format --check .; \
+	say "mypy --strict"; .venv/bin/python -m mypy; \
+	say "buf lint"; $$tools/buf lint; \
+	say "buf breaking"; scripts/check_breaking $$tools/buf; \
+	say "stubs"; scripts/check_stubs $$tools/python; \
+	say "locks"; .venv/bin/python scripts/check_locks.py; \
+	say "all checks passed"
+
+format: ## Format the code
+	@tools=$$(scripts/setup check | tail -n 1); $$tools/ruff check --fix .; $$tools/ruff format .
+
+stubs: ## Generate turnwire/v1 from protos/
+	@tools=$$(scripts/setup check | tail -n 1); scripts/generate_stubs $$tools/python
+
+locks: ## Resolve the lock files afresh from pyproject.toml
+	@scripts/lock check && scripts/lock embedded
+
+bench: setup ## Run the benchmarks: tables here, JSON under benchmarks/results/
+	@.venv/bin/python -m benchmarks $(ARGS)
+
+policy: setup ## Build the demo's tiny policy again from synthetic demonstrations (about 15 minutes)
+	@.venv/bin/python examples/tiny_policy/build.py $(ARGS)
+
+clean: ## Remove .venv and caches of this clone (runs/ and the shared cache stay)
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache

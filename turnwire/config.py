@@ -1,0 +1,233 @@
+"""Typed YAML configs: one loader for every service, run and preset.
+
+A config type is a frozen `msgspec.Struct` whose fields carry ranges (`msgspec.Meta`) and are documented in its
+docstring. `load` reports everything that is wrong at once: unknown keys with their nearest match, wrong types, values out
+of range, missing keys, each under the dotted name that an override on the command line would use.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from turnwire.errors import ConfigError, Problem
+
+T = TypeVar("T")
+
+
+def nearest(name: str, allowed: Sequence[str]) -> str:
+    """What to say after "unknown X": the nearest match, if there is one, and what is allowed."""
+    match = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
+    hint = f"did you mean {match[0]!r}? " if match else ""
+    return f"{hint}Allowed: {', '.join(sorted(allowed)) or 'nothing'}"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers and booleans (1e-5 is a number, `no` is a string), and no key twice."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf)$|^\.(?:nan|NaN)$"),
+    list("-+0123456789."),
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
+
+
+def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    result: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(None, None, f"keys are strings, not {key!r}", key_node.start_mark)
+        if key in result:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", key_node.start_mark)
+        result[key] = loader.construct_object(value_node, deep=True)
+    return result
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _unique_mapping)
+
+
+def parse_yaml(text: str, source: str = "config") -> Any:
+    """Parse YAML text to plain values. Raises ConfigError with the line where it is not YAML."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError([Problem("", str(error).replace("<unicode string>", source))], source) from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a file that holds one mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError([Problem("", f"cannot be read: {error.strerror}")], str(path)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem("", f"is not UTF-8: {error}")], str(path)) from error
+    value = parse_yaml(text, str(path))
+    if not isinstance(value, dict):
+        raise ConfigError([Problem("", "must hold `key: value` lines")], str(path))
+    return value
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Set `a.b.c=value` on a copy. Values are YAML; list items are named by position (`data.train.0.size=10`)."""
+    result: dict[str, Any] = msgspec.to_builtins(values)
+    problems = []
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key:
+            problems.append(Problem(override, "an override is written key=value"))
+            continue
+        value = parse_yaml(text, f"the value of {key}")
+        try:
+            _set(result, key.split("."), value)
+        except (KeyError, IndexError, ValueError):
+            problems.append(Problem(key, "no such place: part of it is a plain value, or a list without that position"))
+    if problems:
+        raise ConfigError(problems, "command line")
+    return result
+
+
+def _set(container: Any, path: list[str], value: Any) -> None:
+    head, *rest = path
+    if isinstance(container, list):
+        position = int(head)
+        if rest:
+            _set(container[position], rest, value)
+        else:
+            container[position] = value
+    elif isinstance(container, dict):
+        if not rest:
+            container[head] = value
+        else:
+            if container.get(head) is None:
+                container[head] = {}
+            _set(container[head], rest, value)
+    else:
+        raise KeyError(head)
+
+
+def convert(value: Any, kind: type[T], source: str = "config", prefix: str = "") -> T:
+    """Plain values to a config type. Raises ConfigError with every problem."""
+    problems: list[Problem] = []
+    result = _convert(value, kind, prefix, problems)
+    if problems:
+        raise ConfigError(problems, source)
+    return typing.cast(T, result)
+
+
+def load(path: Path, kind: type[T], overrides: Sequence[str] = ()) -> T:
+    """Read a YAML file, apply overrides, convert."""
+    return convert(apply_overrides(read_yaml(path), overrides), kind, str(path))
+
+
+def dump(config: Any) -> str:
+    """A config as YAML that `load` reads back to the same."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)
+
+
+def _join(prefix: str, key: str | int) -> str:
+    return f"{prefix}.{key}" if prefix else str(key)
+
+
+def _convert(value: Any, kind: Any, key: str, problems: list[Problem]) -> Any:
+    bare = _without_annotations(kind)
+    origin, arguments = typing.get_origin(bare), typing.get_args(bare)
+    if origin in (typing.Union, types.UnionType):
+        structs = [item for item in arguments if _is_struct(item) or _is_container_of_struct(item)]
+        if len(structs) == 1 and not (value is None and type(None) in arguments):
+            return _convert(value, structs[0], key, problems)
+    if _is_struct(bare):
+        return _convert_struct(value, bare, key, problems)
+    if _is_container_of_struct(bare):
+        if origin is dict and isinstance(value, Mapping):
+            return {name: _convert(item, arguments[1], _join(key, name), problems) for name, item in value.items()}
+        if origin in (list, tuple) and isinstance(value, list):
+            items = [_convert(item, arguments[0], _join(key, i), problems) for i, item in enumerate(value)]
+            return tuple(items) if origin is tuple else items
+    choices = _choices(bare)
+    if choices and value not in choices:
+        names = [str(choice) for choice in choices]
+        problems.append(Problem(key, f"{_show(value)} is not one of its values; {nearest(str(value), names)}"))
+        return None
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        problems.append(_problem_of(error, key, value))
+        return None
+
+
+def _convert_struct(value: Any, kind: type[msgspec.Struct], key: str, problems: list[Problem]) -> Any:
+    if not isinstance(value, Mapping):
+        problems.append(Problem(key, f"expected `key: value` lines, got {_show(value)}"))
+        return None
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    before = len(problems)
+    for name in value:
+        if name not in fields:
+            problems.append(Problem(_join(key, name), f"unknown key; {nearest(str(name), list(fields))}"))
+    arguments = {}
+    for name, field in fields.items():
+        if name in value:
+            arguments[field.name] = _convert(value[name], hints[field.name], _join(key, name), problems)
+        elif field.required:
+            problems.append(Problem(_join(key, name), "missing"))
+    if len(problems) > before:
+        return None
+    try:
+        return kind(**arguments)
+    except ValueError as error:  # a check across fields, from the type's __post_init__
+        problems.append(Problem(key, str(error)))
+        return None
+
+
+def _problem_of(error: msgspec.ValidationError, key: str, value: Any) -> Problem:
+    text, _, inner = str(error).partition(" - at `$")
+    place = key + inner.rstrip("`").replace("[", ".").replace("]", "") if inner else key
+    return Problem(place, f"{text[:1].lower()}{text[1:]}, got {_show(value)}" if not inner else text)
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _without_annotations(kind: Any) -> Any:
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The allowed values of a Literal (or an optional one); nothing for other types."""
+    if typing.get_origin(kind) is typing.Literal:
+        return typing.get_args(kind)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        options = typing.get_args(kind)
+        if all(option is type(None) or typing.get_origin(option) is typing.Literal for option in options):
+            return tuple(None if o is type(None) else c for o in options for c in (typing.get_args(o) or (None,)))
+    return ()
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _is_container_of_struct(kind: Any) -> bool:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    item = arguments[-1] if origin is dict and arguments else arguments[0] if origin in (list, tuple) and arguments else None
+    return item is not None and (_is_struct(_without_annotations(item)) or _is_container_of_struct(item))
