@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import ipaddress
 import logging
 import secrets
@@ -21,12 +22,13 @@ import grpc
 import grpc.aio
 import msgspec
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import message as protobuf_message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from turnwire.errors import ConfigError, Problem, TurnwireError
+from turnwire.errors import ConfigError, InvalidRequestError, Problem, TurnwireError
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +107,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
@@ -118,14 +120,35 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             (True, False): grpc.stream_unary_rpc_method_handler,
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[bool(handler.request_streaming), bool(handler.response_streaming)]
-        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        wrapped = (_guard_stream if handler.response_streaming else _guard_unary)(inner, method)
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+        inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        # A streaming method is an async generator, or a coroutine that reads and writes through its context.
+        wrapped = (_guard_stream if inspect.isasyncgenfunction(inner) else _guard_unary)(inner, method)
+        deserializer = _guard_deserializer(handler.request_deserializer, bool(handler.request_streaming))
+        return make(wrapped, deserializer, handler.response_serializer)
+
+
+def _guard_deserializer(inner: Callable[[bytes], Any] | None, streaming: bool) -> Callable[[bytes], Any] | None:
+    """Bytes that are no message of the method are the client's fault; grpc would call it UNKNOWN, with our traceback."""
+    if inner is None:
+        return None
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return inner(data)
+        except protobuf_message.DecodeError as error:
+            malformed = InvalidRequestError(f"not a message of this method: {error}")
+            if streaming:
+                raise malformed from error  # from the handler's own read
+            return malformed  # nobody could catch it here; the guard raises it
+
+    return deserialize
 
 
 def _guard_unary(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
+            if isinstance(request, InvalidRequestError):
+                raise request
             return await inner(request, context)
         except Exception as error:  # the boundary: all that is raised must become a status
             await _abort(context, error, method)
@@ -136,6 +159,8 @@ def _guard_unary(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
 def _guard_stream(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
+            if isinstance(request, InvalidRequestError):
+                raise request
             async with contextlib.aclosing(inner(request, context)) as responses:
                 async for response in responses:
                     yield response

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks [NAME ...]`. docs/benchmarks.md says what each measures."""

@@ -1,0 +1,37 @@
+"""Run benchmarks by name, or all: a table on the terminal and JSON under benchmarks/results/."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import sys
+import time
+
+from benchmarks.report import machine, show, write
+
+NAMES = ("turns", "python_turns", "rollout", "asynchrony", "trainer")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)}; none: all")
+    parser.add_argument(
+        "--quick", action="store_true", help="a short run that shows that it works; figures mean little"
+    )
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(NAMES)
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    for name in arguments.names or NAMES:
+        module = importlib.import_module(f"benchmarks.{name}")
+        start = time.monotonic()
+        result = asyncio.run(module.run(quick=arguments.quick))
+        result.seconds = time.monotonic() - start
+        show(result)
+        print(f"{result.seconds:.0f} s, {machine()['cpus']} CPUs; JSON in {write(name, result)}\n", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

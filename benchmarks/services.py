@@ -1,0 +1,37 @@
+"""The services as benchmarks start them: separate processes, the demo's model, and the tools of benchmarks/tools."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rollout_service.config import EngineConfig, RolloutServiceConfig
+from tool_service.config import PluginsConfig, PoolConfig, SandboxConfig, ToolServiceConfig
+from trainer_service.config import TrainerServiceConfig
+from turnwire.cli.launch import ServicesConfig
+from turnwire.cli.services import Services
+
+MODEL = "examples/tiny_policy/model"
+TOOLS = Path(__file__).parent / "tools"
+
+
+def services(
+    *,
+    sandboxes: int = 64,
+    rollout: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    model: str = MODEL,
+) -> Services:
+    """Not started yet: use `async with services()` for all three, or `.only_tools()`."""
+    folder = Path(tempfile.mkdtemp(prefix="turnwire-bench-"))
+    config = ServicesConfig(
+        tool=ToolServiceConfig(
+            tools={"search": {"top_k": 1}},
+            plugins=PluginsConfig(directories=(str(TOOLS),)),
+            sandbox=SandboxConfig(pool=PoolConfig(ready=min(16, sandboxes), max=sandboxes)),
+        ),
+        rollout=RolloutServiceConfig(engine=EngineConfig(model=model, **(engine or {})), **(rollout or {})),
+        trainer=TrainerServiceConfig(runs_folder=str(folder / "runs")),
+    )
+    return Services(config, folder, lambda _: None)

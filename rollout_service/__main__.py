@@ -1,0 +1,53 @@
+"""`python -m rollout_service --config FILE`: serve until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from rollout_service.config import RolloutServiceConfig, check
+from turnwire.config import load
+from turnwire.errors import ConfigError
+
+
+async def serve_rollouts(config: RolloutServiceConfig) -> None:
+    """Build everything, serve, drain."""
+    from rollout_service.build import build_service  # noqa: PLC0415 - torch loads after the config is known to be good
+    from turnwire.serving import Server, serve  # noqa: PLC0415
+    from turnwire.v1 import rollout_pb2_grpc  # noqa: PLC0415
+
+    service = build_service(config)
+    await service.start()
+    server = Server(config.server, ["turnwire.v1.RolloutService"])
+    rollout_pb2_grpc.add_RolloutServiceServicer_to_server(service, server.grpc)
+    try:
+        await serve(server, on_drain=service.drain)
+    finally:
+        await service.close()
+
+
+def main() -> int:
+    """The command. Exit code 2: the config cannot be used; stderr says why."""
+    parser = argparse.ArgumentParser(prog="python -m rollout_service", description="Turnwire's rollout service.")
+    parser.add_argument("--config", type=Path, required=True, help="YAML file of RolloutServiceConfig")
+    arguments = parser.parse_args()
+    from turnwire.serving import configure_logging  # noqa: PLC0415 - grpc loads only when there is something to serve
+
+    configure_logging()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        config = load(arguments.config, RolloutServiceConfig)
+        if problems := check(config):
+            raise ConfigError(problems, str(arguments.config))
+        asyncio.run(serve_rollouts(config))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

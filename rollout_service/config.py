@@ -1,0 +1,137 @@
+"""The rollout service's config, and what can be said about it before anything starts. Light: no torch, no grpc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from turnwire.errors import Problem
+from turnwire.serving import ServerConfig
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+def default_threads() -> int:
+    """Half the cores: the tool service and the trainer share the machine, and threads that spin for a core cost all."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What generates.
+
+    kind: the engine. `transformers` runs on the CPU with what `turnwire[rollout]` installs.
+    model: a folder with a causal language model and its tokenizer, or a model hub's name.
+    dtype: of weights and cache. Logits are always float32.
+    max_model_tokens: longest sequence, prompt and all; unset: what the model's config says.
+    max_sequences: sequences that generate at once; more wait.
+    cached_sequences: sequences whose cache is kept, generating or idle (their tool runs). The least recently used
+        idle one is evicted first. At least max_sequences; memory is touched only as it fills.
+    max_waiting: requests that may wait; past it RESOURCE_EXHAUSTED.
+    prefill_tokens_per_step: prompt and observation tokens computed in one step at most, so that long prompts
+        do not hold up those who generate.
+    threads: of the engine's computation; unset: half the cores.
+    """
+
+    kind: Literal["transformers"] = "transformers"
+    model: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_model_tokens: Annotated[int, msgspec.Meta(ge=8)] | None = None
+    max_sequences: Positive = 128
+    cached_sequences: Positive = 192
+    max_waiting: Positive = 4096
+    prefill_tokens_per_step: Annotated[int, msgspec.Meta(ge=8)] = 512
+    threads: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.cached_sequences < self.max_sequences:
+            raise ValueError(
+                f"cached_sequences is {self.cached_sequences}, less than max_sequences ({self.max_sequences}); "
+                "each generating sequence needs a place in the cache"
+            )
+
+
+class ChatConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How messages become tokens.
+
+    observation_role: the role under which observations are shown. Templates without a `tool` role need `user`.
+    template: a Jinja file used instead of the model's own chat template.
+    template_arguments: passed to the template, as `enable_thinking: false`.
+    """
+
+    observation_role: Literal["tool", "user"] = "tool"
+    template: str | None = None
+    template_arguments: dict[str, bool | int | str] = {}
+
+
+class RolloutDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of a trajectory whose task names none. They are separate; each is checked on its own.
+
+    max_turns: actions.
+    max_action_tokens: tokens the policy may write in one turn.
+    max_observation_tokens: tokens of one turn's observation; past it the text is cut and says how long it was.
+    max_trajectory_tokens: prompt, actions and observations; unset: the engine's max_model_tokens, which also caps it.
+    tool_timeout_seconds: one tool turn.
+    trajectory_timeout_seconds: the whole trajectory.
+    """
+
+    max_turns: Positive = 8
+    max_action_tokens: Positive = 1024
+    max_observation_tokens: Positive = 512
+    max_trajectory_tokens: Positive | None = None
+    tool_timeout_seconds: Seconds = 30.0
+    trajectory_timeout_seconds: Seconds = 600.0
+
+
+class RolloutServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`python -m rollout_service --config FILE`.
+
+    tool_target: host:port of the tool service. Empty: tasks that bind tools are refused.
+    max_trajectories_per_stream, max_trajectories: in flight, of one Rollout stream and of the service. A stream at
+        its limit is not read further.
+    """
+
+    server: ServerConfig = ServerConfig()
+    tool_target: str = ""
+    engine: EngineConfig
+    chat: ChatConfig = ChatConfig()
+    limits: RolloutDefaults = RolloutDefaults()
+    max_trajectories_per_stream: Positive = 256
+    max_trajectories: Positive = 512
+
+
+def check(config: RolloutServiceConfig, prefix: str = "") -> list[Problem]:
+    """Everything wrong with a config that its types do not say. `prefix` is put before each key."""
+    problems = []
+
+    def add(key: str, message: str) -> None:
+        problems.append(Problem(f"{prefix}.{key}" if prefix else key, message))
+
+    if not config.engine.model:
+        add("engine.model", "is empty; name a model folder or a hub's model")
+    elif _looks_like_path(config.engine.model):
+        folder = Path(config.engine.model)
+        if not folder.is_dir():
+            add("engine.model", f"there is no folder {folder}; it is looked for from {Path.cwd()}")
+        else:
+            for name in ("config.json", "tokenizer_config.json"):
+                if not (folder / name).is_file():
+                    add("engine.model", f"{folder} holds no {name}; save model and tokenizer with save_pretrained")
+    if config.chat.template is not None and not Path(config.chat.template).is_file():
+        add("chat.template", f"there is no file {config.chat.template}")
+    if config.tool_target and ":" not in config.tool_target:
+        add("tool_target", f"{config.tool_target!r} is not host:port")
+    limits, longest = config.limits, config.engine.max_model_tokens
+    if longest is not None and limits.max_trajectory_tokens is not None and limits.max_trajectory_tokens > longest:
+        add("limits.max_trajectory_tokens", f"is above engine.max_model_tokens ({longest})")
+    if config.max_trajectories < config.max_trajectories_per_stream:
+        add("max_trajectories", f"is below max_trajectories_per_stream ({config.max_trajectories_per_stream})")
+    return problems
+
+
+def _looks_like_path(model: str) -> bool:
+    """Hub names are `name` or `owner/name`; what exists here, or is written like a path, is a path."""
+    return model.startswith((".", "/", "~")) or model.count("/") > 1 or Path(model).exists()

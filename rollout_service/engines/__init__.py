@@ -1,0 +1,1 @@
+"""Engines: `base.py` is the protocol; each other module is one engine or a part of it."""

@@ -1,0 +1,237 @@
+"""RolloutService over gRPC: a thin layer over the engine, the agent loop and the weight helpers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+import torch
+
+from rollout_service.agent import Agent
+from rollout_service.chat import Chat
+from rollout_service.config import RolloutServiceConfig
+from rollout_service.engines.base import Engine, GenerateJob, Ids, UpdateMode
+from rollout_service.rollouts import Admission, RolloutStream
+from rollout_service.task import Task, parse_sampling, parse_task
+from rollout_service.tools import ToolDirectory
+from rollout_service.trajectory import GENERATE_STOPS, seconds, wire_spans
+from turnwire.client.tools import ToolClient
+from turnwire.errors import ExhaustedError, InvalidRequestError, WrongOrderError
+from turnwire.tensors import from_tensor, to_tensor
+from turnwire.torch_weights import read_file, specs_of, tensor_of
+from turnwire.v1 import rollout_pb2, rollout_pb2_grpc
+from turnwire.weights import CorruptTensorError, Staging, check_specs, checksum
+
+logger = logging.getLogger(__name__)
+
+MAX_SCORED_TOKENS = 1 << 20
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
+    """See protos/turnwire/v1/rollout.proto. `start` before serving, `close` after."""
+
+    def __init__(self, config: RolloutServiceConfig, engine: Engine, chat: Chat) -> None:
+        self._config = config
+        self._engine = engine
+        self._chat = chat
+        self._updating = False
+
+    async def start(self) -> None:
+        """Load the engine. Raises ConfigError where it cannot run."""
+        await self._engine.start()
+        self._tools = ToolClient(self._config.tool_target) if self._config.tool_target else None
+        directory = ToolDirectory(self._tools) if self._tools is not None else None
+        self._agent = Agent(self._engine, self._chat, directory)
+        self._admission = Admission(self._config.max_trajectories)
+        self._longest = self._engine.info().max_model_tokens
+
+    async def drain(self) -> None:
+        """Take no further tasks; what runs goes on."""
+        self._admission.drain()
+
+    async def close(self) -> None:
+        """End everything."""
+        await self._engine.close()
+        if self._tools is not None:
+            await self._tools.close()
+
+    # -- trajectories
+
+    async def Rollout(
+        self, request_iterator: AsyncIterable[rollout_pb2.RolloutRequest], context: Context
+    ) -> AsyncIterator[rollout_pb2.RolloutResponse]:
+        """See the proto."""
+        stream = RolloutStream(
+            self._agent, self._tools, self._admission, self._config.max_trajectories_per_stream, self._parse
+        )
+        events = stream.events(request_iterator)
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+
+    def _parse(self, message: rollout_pb2.RolloutTask) -> tuple[Task, Ids]:
+        task = parse_task(message, self._config.limits, self._longest, self._tools is not None)
+        try:
+            return task, self._chat.prompt(task.messages)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"task {task.trajectory_id!r}: {error.message}") from error
+
+    # -- generation
+
+    async def Generate(
+        self, request: rollout_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[rollout_pb2.GenerateResponse]:
+        """See the proto."""
+        job = GenerateJob(
+            request.request_id,
+            _ids(request.prompt_token_ids),
+            request.max_tokens,
+            parse_sampling(request.sampling),
+            tuple(request.stop_strings),
+            frozenset(request.stop_token_ids),
+            stream=True,
+        )
+        async for delta in self._engine.generate(job):
+            yield rollout_pb2.GenerateResponse(
+                token_ids=to_tensor(delta.token_ids),
+                logprobs=to_tensor(delta.logprobs),
+                weight_spans=wire_spans(delta.spans),
+                stop=rollout_pb2.GENERATE_STOP_UNSPECIFIED if delta.stop is None else GENERATE_STOPS[delta.stop],
+            )
+
+    async def Score(self, request: rollout_pb2.ScoreRequest, context: Context) -> rollout_pb2.ScoreResponse:
+        """See the proto."""
+        sequences = [_ids(sequence) for sequence in request.sequences]
+        if sum(map(len, sequences)) > MAX_SCORED_TOKENS:
+            raise ExhaustedError(f"at most {MAX_SCORED_TOKENS} tokens are scored at once")
+        result = await self._engine.score(sequences)
+        return rollout_pb2.ScoreResponse(logprobs=[to_tensor(item) for item in result.logprobs], version=result.version)
+
+    # -- weights
+
+    async def UpdateWeights(
+        self, request_iterator: AsyncIterable[rollout_pb2.UpdateWeightsRequest], context: Context
+    ) -> rollout_pb2.UpdateWeightsResponse:
+        """See the proto."""
+        if self._updating:
+            raise ExhaustedError("another update is in progress", retry_after=1.0)
+        self._updating = True
+        try:
+            return await self._update(aiter(request_iterator))
+        finally:
+            self._updating = False
+
+    async def _update(
+        self, requests: AsyncIterator[rollout_pb2.UpdateWeightsRequest]
+    ) -> rollout_pb2.UpdateWeightsResponse:
+        first = await anext(requests, None)
+        if first is None or not first.HasField("update"):
+            raise WrongOrderError("the first message must be a WeightUpdate")
+        update, current = first.update, await self._engine.weight_info()
+        source = update.WhichOneof("source")
+        if source == "stream":
+            specs = list(update.tensors)
+            check_specs(current.specs, specs)
+            tensors = await self._receive(specs, requests)
+        elif source == "file":
+            tensors = await asyncio.to_thread(read_file, Path(update.file.path))
+            specs = await asyncio.to_thread(specs_of, tensors)
+            check_specs(current.specs, specs)
+            _check_file(specs, list(update.tensors))
+        else:
+            raise InvalidRequestError("WeightUpdate names no source")
+        total, result = checksum(specs), 0.0
+        if update.version != current.version:
+            mode = UpdateMode.WAIT if update.mode == rollout_pb2.WEIGHT_UPDATE_MODE_WAIT else UpdateMode.KEEP
+            result = await self._engine.apply_weights(tensors, specs, update.version, mode)
+            logger.info("weights are at version %d, checksum %s", update.version, total)
+        elif total != current.checksum:
+            raise WrongOrderError(f"version {update.version} is in use with other weights; give new ones another version")
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        return rollout_pb2.UpdateWeightsResponse(
+            version=update.version, checksum=total, pause=seconds(result), bytes=size
+        )
+
+    async def _receive(
+        self, specs: list[rollout_pb2.TensorSpec], requests: AsyncIterator[rollout_pb2.UpdateWeightsRequest]
+    ) -> Mapping[str, torch.Tensor]:
+        staging = Staging(specs)
+        async for request in requests:
+            if not request.HasField("chunk"):
+                raise WrongOrderError("after the WeightUpdate only WeightChunks may come")
+            staging.add(request.chunk)
+        data = await asyncio.to_thread(staging.finish)
+        return {spec.name: tensor_of(spec, data[spec.name]) for spec in specs}
+
+    async def GetWeightInfo(
+        self, request: rollout_pb2.GetWeightInfoRequest, context: Context
+    ) -> rollout_pb2.GetWeightInfoResponse:
+        """See the proto."""
+        info = await self._engine.weight_info()
+        return rollout_pb2.GetWeightInfoResponse(version=info.version, checksum=info.checksum, tensors=info.specs)
+
+    # -- control
+
+    async def Pause(self, request: rollout_pb2.PauseRequest, context: Context) -> rollout_pb2.PauseResponse:
+        """See the proto."""
+        await self._engine.pause()
+        return rollout_pb2.PauseResponse()
+
+    async def Resume(self, request: rollout_pb2.ResumeRequest, context: Context) -> rollout_pb2.ResumeResponse:
+        """See the proto."""
+        await self._engine.resume()
+        return rollout_pb2.ResumeResponse()
+
+    async def GetServerInfo(
+        self, request: rollout_pb2.GetServerInfoRequest, context: Context
+    ) -> rollout_pb2.GetServerInfoResponse:
+        """See the proto."""
+        info, limits = self._engine.info(), self._config.limits
+        return rollout_pb2.GetServerInfoResponse(
+            engine=info.kind,
+            model=info.model,
+            paused=info.paused,
+            max_trajectories_per_stream=self._config.max_trajectories_per_stream,
+            max_trajectories=self._config.max_trajectories,
+            trajectories_running=self._admission.running,
+            requests_running=info.running,
+            requests_waiting=info.waiting,
+            tokens_generated_total=info.tokens_generated,
+            tokens_prefilled_total=info.tokens_prefilled,
+            max_model_tokens=info.max_model_tokens,
+            default_limits=rollout_pb2.RolloutLimits(
+                max_turns=limits.max_turns,
+                max_action_tokens=limits.max_action_tokens,
+                max_observation_tokens=limits.max_observation_tokens,
+                max_trajectory_tokens=min(limits.max_trajectory_tokens or self._longest, self._longest),
+                tool_timeout=seconds(limits.tool_timeout_seconds),
+                trajectory_timeout=seconds(limits.trajectory_timeout_seconds),
+            ),
+        )
+
+
+def _ids(tensor: Any) -> Ids:
+    ids: Ids = from_tensor(tensor, np.int32)
+    if ids.ndim != 1:
+        raise InvalidRequestError(f"token ids have shape {ids.shape}; they must be one row")
+    return ids
+
+
+def _check_file(found: list[rollout_pb2.TensorSpec], told: list[rollout_pb2.TensorSpec]) -> None:
+    """Where the sender said what the file should hold, it must hold that."""
+    if not told:
+        return
+    check_specs(found, told)
+    crcs = {spec.name: spec.crc32 for spec in found}
+    for spec in told:
+        if crcs[spec.name] != spec.crc32:
+            raise CorruptTensorError(f"{spec.name}: the file's CRC-32 is {crcs[spec.name]:08x}, not {spec.crc32:08x}")

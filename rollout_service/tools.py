@@ -1,0 +1,75 @@
+"""The rollout service's side of the tool service: what tools stop a generation, and one trajectory's session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+
+from rollout_service.task import Task
+from turnwire.client.tools import ToolClient, ToolSession
+from turnwire.config import nearest
+from turnwire.errors import NotFoundError, TurnwireError
+from turnwire.v1 import tool_pb2
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY_SECONDS = 30.0
+OPENING_PATIENCE_AT_CLOSE = 2.0
+
+
+class ToolDirectory:
+    """Stop strings by tool, asked for again after a while: a tool service may come back with another config."""
+
+    def __init__(self, client: ToolClient) -> None:
+        self._client = client
+        self._stops: dict[str, tuple[str, ...]] = {}
+        self._asked_at = -DIRECTORY_SECONDS
+        self._lock = asyncio.Lock()
+
+    async def stop_strings(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Of these tools, each once. Raises NotFoundError for a tool that is not there."""
+        async with self._lock:
+            if time.monotonic() - self._asked_at > DIRECTORY_SECONDS or any(name not in self._stops for name in names):
+                await self._ask(names)
+        for name in names:
+            if name not in self._stops:
+                raise NotFoundError(f"unknown tool {name!r}; {nearest(name, list(self._stops))}")
+        return tuple(dict.fromkeys(text for name in names for text in self._stops[name]))
+
+    async def _ask(self, names: Sequence[str]) -> None:
+        try:
+            tools = await self._client.list_tools()
+        except TurnwireError as error:
+            if any(name not in self._stops for name in names):
+                raise
+            logger.warning("the tool service does not say what it has, so what it had stands: %s", error)
+        else:
+            self._stops = {tool.name: tuple(tool.stop_strings) for tool in tools}
+        self._asked_at = time.monotonic()
+
+
+class TrajectoryTools:
+    """One trajectory's session at the tool service. It is opened while the first action is generated, so it costs no
+    time; `close` in any case."""
+
+    def __init__(self, client: ToolClient, task: Task) -> None:
+        limits = tool_pb2.TrajectoryLimits()
+        limits.turn_timeout.FromNanoseconds(round(task.limits.tool_timeout * 1e9))
+        self._opening = asyncio.create_task(client.open(task.trajectory_id, list(task.tools), limits))
+
+    async def act(self, text: str) -> tool_pb2.ObservationTurn:
+        """One turn. Raises a TurnwireError when it cannot be had: never the agent's doing."""
+        session = await asyncio.shield(self._opening)
+        return await session.act(text)
+
+    async def close(self) -> None:
+        """Release everything that the trajectory holds, also a turn that still runs."""
+        if not self._opening.done():  # it may be about to hold something
+            await asyncio.wait([self._opening], timeout=OPENING_PATIENCE_AT_CLOSE)
+        self._opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError, TurnwireError):  # not opened: nothing to close
+            session: ToolSession = await self._opening
+            await session.close()

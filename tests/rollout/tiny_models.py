@@ -1,0 +1,111 @@
+"""Small random models with tokenizers of their own, for tests that need real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{{ '<|begin_of_text|>' }}{% for message in messages %}{% set role = 'ipython' if message['role'] == 'tool' else "
+    "message['role'] %}{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' + message['content'] | trim + "
+    "'<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+TOOL_RESPONSE = (
+    "{% for message in messages %}{% if message['role'] == 'tool' %}"
+    "{{ '<|im_start|>user\n<tool_response>\n' + message['content'] + '\n</tool_response><|im_end|>\n' }}"
+    "{% else %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TINY = (
+    "{%- for message in messages -%}{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+FORGETS_THOUGHTS = (
+    "{% for message in messages %}{% set content = message['content'] %}"
+    "{% if message['role'] == 'assistant' and not loop.last and '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+NUMBERS_TURNS = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' + (messages | length | string) + '\n' + "
+    "message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+NO_TOOL_ROLE = (
+    "{% for message in messages %}{% if message['role'] == 'tool' %}{{ raise_exception('no tool role') }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+SPECIAL = (
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+    *("<|eot_id|>", "<|end|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|system|>"),
+)
+
+_CORPUS = [
+    "the cat sat on the mat and what is 17 times 23? print(17*23) 391 select name from towns; user assistant tool system",
+    "naïve café, 東京 and emoji 🙂 are text as well <python> </python> <answer> </answer> [1] Title: text\n\n\tdef f(x): return x",
+]
+
+
+def make_tokenizer(template: str = CHATML) -> PreTrainedTokenizerFast:
+    """Byte-level BPE as GPT-2, Llama 3 and Qwen have it: several tokens to a word, some tokens inside a character."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken("<tool_response>", normalized=False, special=False)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|endoftext|>", extra_special_tokens=list(SPECIAL)
+    )
+    fast.chat_template = template
+    return fast
+
+
+def make_config(kind: str, vocabulary: int, **changes: Any) -> Any:
+    """Three architectures, with grouped queries; Qwen2 has biases, Qwen3 norms its heads."""
+    shape = {
+        "vocab_size": vocabulary,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "initializer_range": 0.25,
+    }
+    if kind == "qwen3":
+        shape["head_dim"] = 16
+    return {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[kind](**{**shape, **changes})
+
+
+def make_model(folder: Path, kind: str = "llama", template: str = CHATML, seed: int = 0, **changes: Any) -> Path:
+    """Save a random model and a tokenizer to a folder, as a user's model lies there."""
+    tokenizer = make_tokenizer(template)
+    torch.manual_seed(seed)
+    config = make_config(kind, len(tokenizer) + 4, **changes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,153 @@
+"""The warm pool, on real sandboxes; creation failures alone come from a stand-in."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tool_service.sandbox import (
+    PoolExhausted,
+    ProcessBackend,
+    Sandbox,
+    SandboxLimits,
+    SandboxUnavailable,
+    Turn,
+    WarmPool,
+)
+
+LIMITS = SandboxLimits()
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[ProcessBackend]:
+    made = ProcessBackend()
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def settled(pool: WarmPool, ready: int) -> bool:
+    for _ in range(200):
+        if pool.stats().ready == ready and pool.stats().creating == 0:
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+async def test_takes_are_fresh_and_the_pool_returns_to_its_size(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=2, limits=LIMITS, max_total=4)
+    await pool.start()
+    assert pool.stats().ready == 2
+    taken = [await pool.take() for _ in range(4)]
+    assert len({sandbox.id for sandbox in taken}) == 4
+    for sandbox in taken:
+        assert (await sandbox.run(Turn("python", {"code": "'x' in globals()"}))).stdout == b"False\n"
+        await sandbox.run(Turn("python", {"code": "x = 1"}))
+        await pool.discard(sandbox)
+        await pool.discard(sandbox)
+        assert not sandbox.alive
+    assert await settled(pool, 2)
+    assert backend.stats().running == 2
+    await pool.close()
+    assert backend.stats().running == 0
+    with pytest.raises(PoolExhausted):
+        await pool.take()
+
+
+async def test_waiting_is_bounded_in_number_and_time(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=1, limits=LIMITS, max_total=1, max_waiting=2, wait_seconds=0.3)
+    await pool.start()
+    held = await pool.take()
+    waiting = [asyncio.create_task(pool.take()) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(PoolExhausted) as full:
+        await pool.take()
+    assert full.value.retry_seconds > 0
+    await pool.discard(held)
+    first = await waiting[0]
+    with pytest.raises(PoolExhausted):
+        await waiting[1]
+    assert first.alive
+    assert pool.stats().waiting == 0
+    assert backend.stats().running == 1
+    await pool.close()
+
+
+async def test_a_hundred_takers_are_served_by_a_few(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=2, limits=LIMITS, max_total=4)
+    await pool.start()
+    most = 0
+
+    async def one(number: int) -> bytes:
+        nonlocal most
+        sandbox = await pool.take()
+        try:
+            most = max(most, backend.stats().running)
+            return (await sandbox.run(Turn("python", {"code": f"x = {number}\nx"}))).stdout
+        finally:
+            await pool.discard(sandbox)
+
+    answers = await asyncio.gather(*(one(number) for number in range(100)))
+    assert answers == [f"{number}\n".encode() for number in range(100)]
+    assert most <= 4
+    await pool.close()
+    assert backend.stats().running == 0
+
+
+async def test_a_taker_that_gives_up_costs_nothing(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=0, limits=LIMITS, max_total=2)
+    for pause in (0.0, 0.001, 0.005, 0.01, 0.02, 0.05):
+        task = asyncio.create_task(pool.take())
+        await asyncio.sleep(pause)
+        task.cancel()
+        for sandbox in (s for s in await asyncio.gather(task, return_exceptions=True) if isinstance(s, Sandbox)):
+            await pool.discard(sandbox)
+    await asyncio.sleep(0.3)
+    assert pool.stats().in_use == 0
+    assert pool.stats().waiting == 0
+    assert (await pool.take()).alive
+    await pool.close()
+    assert backend.stats().running == 0
+
+
+async def test_what_died_while_ready_is_not_handed_out(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=2, limits=LIMITS, max_total=3)
+    await pool.start()
+    for sandbox in list(pool._ready):
+        await sandbox.kill()
+    taken = await pool.take()
+    assert taken.alive
+    assert await settled(pool, 2)
+    await pool.close()
+
+
+class FailingBackend(ProcessBackend):
+    """A stand-in: a real backend whose first creations fail, which cannot be had on demand."""
+
+    failures = 3
+
+    async def create(self, limits: SandboxLimits) -> Sandbox:
+        if self.failures and self._mode == "isolated" and self.tier.value:
+            self.failures -= 1
+            raise SandboxUnavailable("no luck")
+        return await super().create(limits)
+
+
+async def test_failed_creations_are_retried_and_told() -> None:
+    backend = FailingBackend()
+    await backend.start()
+    pool = WarmPool(backend, size=0, limits=LIMITS, max_total=1, wait_seconds=0.2, parallel_creations=1)
+    with pytest.raises(PoolExhausted, match="no luck"):
+        await pool.take()
+    assert pool.stats().failures >= 1
+    pool._wait_seconds = 5.0
+    assert (await pool.take()).alive
+    assert pool.stats().last_error == ""
+    await pool.close()
+    await backend.close()
+
+
+def test_nonsense_sizes_are_refused() -> None:
+    for size, total in ((3, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match="max_total"):
+            WarmPool(ProcessBackend(), size=size, limits=LIMITS, max_total=total)

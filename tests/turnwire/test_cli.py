@@ -1,0 +1,201 @@
+"""The `turnwire` command, as a user's shell runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from turnwire.cli import check, launch
+from turnwire.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+PRESETS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def turnwire(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "turnwire.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_help_loads_no_command_and_lists_all() -> None:
+    code = "import sys, turnwire.cli; turnwire.cli.cli(['--help'], standalone_mode=False); print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for name in ("up", "train", "eval", "check", "tools", "view"):
+        assert f"  {name} " in output
+    assert not {"rich", "torch", "numpy", "trainer_service"} & set(output.split())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_nothing_is_wrong_with_a_preset(name: str) -> None:
+    result = CliRunner().invoke(check.command, [name, "--json"])
+    assert json.loads(result.stdout) == {
+        "config": f"configs/{name}.yaml",
+        "ok": True,
+        "problems": [],
+        "warnings": [],
+    }
+    assert result.exit_code == 0
+
+
+def test_check_finds_all_mistakes_of_all_services_at_once() -> None:
+    result = CliRunner().invoke(
+        check.command,
+        [
+            "demo",
+            "--json",
+            "algorithm.advantage_estimator=grp",
+            "rollout.grup_size=3",
+            "tools=[sqll]",
+            "model.path=./nowhere",
+            "reward.name=exact",
+            "services.rollout.engine.max_sequences=0",
+            "services.tool.sandbox.pool.ready=many",
+        ],
+    )
+    found = {item["key"]: item["message"] for item in json.loads(result.stdout)["problems"]}
+    assert found.keys() == {
+        "run.algorithm.advantage_estimator",
+        "run.rollout.grup_size",
+        "run.tools",
+        "run.model.path",
+        "run.reward.name",
+        "services.rollout.engine.model",
+        "services.rollout.engine.max_sequences",
+        "services.tool.sandbox.pool.ready",
+    }
+    assert "did you mean 'grpo'?" in found["run.algorithm.advantage_estimator"]
+    assert "did you mean 'group_size'?" in found["run.rollout.grup_size"]
+    assert "did you mean 'sql'?" in found["run.tools"]
+    assert result.exit_code == 1
+
+
+def test_check_prints_problems_and_warnings_for_people() -> None:
+    result = turnwire("check", "demo", "rollout.grup_size=3", "rollout.max_in_flight=8")
+    assert result.returncode == 1
+    assert "demo.yaml: 1 problem\n  run.rollout.grup_size: unknown key; did you mean 'group_size'?" in result.stderr
+    assert "worth a look\n  run.rollout.max_in_flight: 8 trajectories at once" in result.stderr
+
+
+def test_a_config_that_is_not_there_is_told_from_one_that_cannot_be_read(tmp_path: Path) -> None:
+    result = turnwire("check", "deno")
+    assert result.returncode == 1
+    assert "no such file" in result.stderr
+    assert "did you mean 'demo'?" in result.stderr
+    assert "Traceback" not in result.stderr
+    result = turnwire("check", str(tmp_path))
+    assert "no run of `turnwire train`" in result.stderr
+    assert "services: missing" in turnwire("up", "demo", "services=null").stderr
+
+
+def test_overrides_name_the_run_with_or_without_its_prefix() -> None:
+    found = launch.examine("demo", ["training.steps=7", "run.seed=3", "services.trainer.runs_folder=elsewhere"])
+    config = found.usable()
+    assert (config.run.training.steps, config.run.seed) == (7, 3)
+    assert config.services is not None
+    assert config.services.trainer.runs_folder == "elsewhere"
+    assert config.services.rollout.engine.model == config.run.model.path
+
+
+def test_a_file_without_services_needs_a_target(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    text = (ROOT / "configs/demo.yaml").read_text()
+    file.write_text(text[: text.index("services:")])
+    assert launch.examine(str(file)).usable().services is None
+    with pytest.raises(ConfigError, match=r"services\.rollout: missing"):
+        launch.examine(str(file), ["services.trainer.runs_folder=x"]).usable()
+    result = turnwire("train", str(file))
+    assert result.returncode == 1
+    assert "--target" in result.stderr
+
+
+def test_tools_are_listed_from_a_service_started_for_the_question() -> None:
+    result = turnwire("tools", "--json")
+    assert result.returncode == 0, result.stderr
+    tools = {tool["name"]: tool for tool in json.loads(result.stdout)}
+    assert tools.keys() == {"python", "sql", "search"}
+    assert tools["python"]["healthy"] is True
+    assert tools["python"]["stop_strings"] == ["</python>"]
+    assert "query" in tools["sql"]["arguments_schema"]["properties"]
+
+
+def test_an_unreachable_target_is_named_without_a_traceback() -> None:
+    result = turnwire("tools", "--target", "127.0.0.1:1")
+    assert result.returncode == 1
+    assert "no tool service answers at 127.0.0.1:1" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def wait_for(condition: object, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> object:
+    command = [sys.executable, "-m", "turnwire.cli", "up", "demo", "--json", "--logs", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def announced(process: subprocess.Popen[str]) -> dict[str, dict[str, str]]:
+    assert process.stdout is not None
+    lines = [process.stdout.readline()]
+    while lines[-1].rstrip() != "}":
+        assert lines[-1], process.stderr and process.stderr.read()
+        lines.append(process.stdout.readline())
+    document: dict[str, dict[str, str]] = json.loads("".join(lines))
+    return document
+
+
+def test_up_starts_three_services_and_ctrl_c_stops_them(up: subprocess.Popen[str]) -> None:
+    document = announced(up)
+    assert document["targets"].keys() == {"tool", "rollout", "trainer"}
+    assert turnwire("tools", "--target", document["targets"]["tool"]).returncode == 0
+    pids = [int(pid) for pid in document["pids"].values()]
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 0
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_service_that_dies_is_reported_with_the_tail_of_its_log(up: subprocess.Popen[str]) -> None:
+    document = announced(up)
+    os.kill(int(document["pids"]["rollout"]), signal.SIGKILL)
+    assert up.wait(60) == 1
+    assert up.stderr is not None
+    message = up.stderr.read()
+    assert "the rollout service was killed by SIGKILL" in message
+    assert "listening on" in message
+    wait_for(lambda: not any(alive(int(pid)) for pid in document["pids"].values()))
+
+
+def test_services_end_when_the_command_is_killed(up: subprocess.Popen[str]) -> None:
+    document = announced(up)
+    up.kill()
+    wait_for(lambda: not any(alive(int(pid)) for pid in document["pids"].values()))

@@ -1,0 +1,159 @@
+"""The tool service's config: what `python -m tool_service --config FILE` reads.
+
+Every field has a default: an empty file serves the built-in tools on loopback.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from tool_service.sandbox.base import SandboxLimits
+from turnwire.errors import ConfigError, Problem
+from turnwire.serving import ServerConfig
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+_MESSAGE_OVERHEAD = 65536
+"""Bytes of an answer beside texts, data and media."""
+
+
+class PluginsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where tools are looked for, beside the built-in ones.
+
+    directories: folders whose `*_tool.py` files are loaded. Relative ones are relative to the working directory.
+    entry_points: whether installed packages' tools are loaded (entry point group `turnwire.tools`).
+    exclude: names of tools, files or entry points that are left out, built-in ones too.
+    """
+
+    directories: tuple[str, ...] = ()
+    entry_points: bool = True
+    exclude: tuple[str, ...] = ()
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How many sandboxes there are.
+
+    ready: kept warm, so that a trajectory's first call need not wait for one.
+    max: at once, those in use and those kept warm together.
+    max_waiting: trajectories that may wait for one; beyond them the answer is RESOURCE_EXHAUSTED at once.
+    wait_seconds: how long one waits before its turn is answered RESOURCE_EXHAUSTED. It may be sent again.
+    """
+
+    ready: Annotated[int, msgspec.Meta(ge=0)] = 4
+    max: Count = 512
+    max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 1024
+    wait_seconds: Seconds = 20.0
+
+    def __post_init__(self) -> None:
+        if self.ready > self.max:
+            raise ValueError(f"ready ({self.ready}) is above max ({self.max})")
+
+
+class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """In what the agents' code runs.
+
+    minimum_tier: the service refuses to start where the backend gives less.
+    interpreter: path of the Python 3.11+ that runs inside; empty: the one that runs the service.
+    read_only_paths: files and folders of this host that every sandbox shows at the same path, read-only.
+    limits: of each sandbox, all its processes together.
+    """
+
+    backend: Literal["process"] = "process"
+    minimum_tier: Literal["isolated", "restricted"] = "isolated"
+    interpreter: str = ""
+    read_only_paths: tuple[str, ...] = ()
+    pool: PoolConfig = PoolConfig()
+    limits: SandboxLimits = SandboxLimits()
+
+
+class SessionsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Trajectories.
+
+    max_sessions: live ones at once, those on a lease among them.
+    lease_seconds: how long a session waits for a reconnection after a stream that ended without Close.
+    open_timeout_seconds: how long a stream may be silent before its Open.
+    idle_timeout_seconds: how long a stream may be silent between turns; then it ends with DEADLINE_EXCEEDED and its
+        session is released. The policy writes its next action in this time, so it is long.
+    """
+
+    max_sessions: Count = 1024
+    lease_seconds: Seconds = 30.0
+    open_timeout_seconds: Seconds = 10.0
+    idle_timeout_seconds: Seconds = 1800.0
+
+
+class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of turns. A trajectory may ask for less, never for more.
+
+    turn_timeout_seconds: of a turn that names none.
+    max_turn_timeout_seconds: a turn that asks for longer gets this.
+    observation_bytes: of one observation's text (UTF-8); what is beyond is cut, and the text says so.
+    data_bytes: of one observation's structured data; when it is more, it is left out, and `error_detail` says so.
+    media_bytes: of one turn's images and videos together; what does not fit is left out, and the text says so.
+    action_bytes: a longer action is answered INVALID_ACTION.
+    calls_per_turn: further calls of a turn are answered INVALID_ACTION.
+    """
+
+    turn_timeout_seconds: Seconds = 30.0
+    max_turn_timeout_seconds: Seconds = 600.0
+    observation_bytes: Annotated[int, msgspec.Meta(ge=16, le=16 * 2**20)] = 64 * 1024
+    data_bytes: Annotated[int, msgspec.Meta(ge=0)] = 2**20
+    media_bytes: Annotated[int, msgspec.Meta(ge=0)] = 4 * 2**20
+    action_bytes: Count = 256 * 1024
+    calls_per_turn: Count = 8
+
+    def __post_init__(self) -> None:
+        if self.turn_timeout_seconds > self.max_turn_timeout_seconds:
+            raise ValueError(
+                f"turn_timeout_seconds ({self.turn_timeout_seconds:g}) is above max_turn_timeout_seconds "
+                f"({self.max_turn_timeout_seconds:g})"
+            )
+
+
+class ToolServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole service.
+
+    tools: by tool name, what the tool's own `Config` takes. A tool without a section runs with its defaults.
+    """
+
+    server: ServerConfig = ServerConfig()
+    tools: dict[str, dict[str, Any]] = {}
+    plugins: PluginsConfig = PluginsConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    sessions: SessionsConfig = SessionsConfig()
+    limits: TurnLimits = TurnLimits()
+
+
+def check(config: ToolServiceConfig) -> list[Problem]:
+    """Everything that is wrong with a config beyond its types. Loads the plugins, as the service would."""
+    from tool_service.registry import load_registry  # noqa: PLC0415 - the registry builds on this module
+
+    problems = check_limits(config)
+    try:
+        load_registry(config)
+    except ConfigError as error:
+        problems += error.problems
+    return problems
+
+
+def check_limits(config: ToolServiceConfig) -> list[Problem]:
+    """Whether the limits fit each other."""
+    problems = []
+    limits, message_bytes = config.limits, config.server.max_message_bytes
+    answer = limits.calls_per_turn * (limits.observation_bytes + limits.data_bytes) + limits.media_bytes
+    if answer > message_bytes - _MESSAGE_OVERHEAD:
+        message = (
+            f"an answer of calls_per_turn * (observation_bytes + data_bytes) + media_bytes = {answer} bytes does not "
+            f"fit into server.max_message_bytes ({message_bytes}) less {_MESSAGE_OVERHEAD}; lower one, raise the other"
+        )
+        problems.append(Problem("limits", message))
+    if limits.action_bytes > message_bytes - _MESSAGE_OVERHEAD:
+        message = (
+            f"does not fit into server.max_message_bytes ({message_bytes}) less {_MESSAGE_OVERHEAD}: "
+            "a longer action would be a transport error, not an INVALID_ACTION"
+        )
+        problems.append(Problem("limits.action_bytes", message))
+    return problems

@@ -1,0 +1,55 @@
+"""One output pipe of the workers: keeps its first bytes, counts the rest."""
+
+import os
+
+_CHUNK = 65536
+IDLE_KEEP = 64 * 1024
+"""Bytes kept of what is printed between turns, for the turn after."""
+
+
+class Outlet:
+    """Memory is bounded by the cap whatever is written."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
+        self._kept = bytearray()
+        self._cap = IDLE_KEEP
+        self.total = 0
+        """Bytes seen since the last `take`."""
+
+    def begin(self, cap: int) -> None:
+        """A turn starts: keep up to `cap` bytes, counting what came in since the turn before."""
+        self._cap = cap
+        del self._kept[cap:]
+
+    def drain(self, most: int) -> int:
+        """Read what is there, at most about `most` bytes so that one flood cannot hold up the caller; bytes read."""
+        count = 0
+        while count < most:
+            try:
+                data = os.read(self.read_fd, _CHUNK)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            count += len(data)
+            self.total += len(data)
+            room = self._cap - len(self._kept)
+            if room > 0:
+                self._kept += data[:room]
+            if len(data) < _CHUNK:
+                break
+        return count
+
+    def take(self) -> tuple[bytes, int]:
+        """The kept bytes and the total of the turn that ends; starts anew."""
+        kept, total = bytes(self._kept), self.total
+        self._kept.clear()
+        self._cap = IDLE_KEEP
+        self.total = 0
+        return kept, total
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+        os.close(self.write_fd)

@@ -1,0 +1,37 @@
+"""The runtimes that a supervisor can start: one module each, named in `RUNTIMES`.
+
+A runtime module has `encode(payload) -> bytes`, run by the supervisor (trusted; raises ValueError for a payload that
+makes no sense), and `Session(context)` with `run(body, seconds) -> Reply`, run in the worker, next to untrusted code.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+OK, ERROR, MEMORY, TIMEOUT, EXHAUSTED = range(5)
+"""What a worker may say of a turn. It is believed no further than these words: see supervisor.py. `EXHAUSTED` is
+`MEMORY` of a worker that holds so much that it cannot go on, and asks to be ended."""
+
+NO_EXIT_CODE = -1
+
+
+class Reply(NamedTuple):
+    tag: int
+    exit_code: int = NO_EXIT_CODE
+    body: bytes = b""
+    """`OK`: the value as JSON, or empty. Otherwise a line of text for people, UTF-8."""
+
+
+class Context(NamedTuple):
+    workspace: str
+    value_bytes: int
+    """Largest body that the supervisor accepts."""
+
+
+class Session(Protocol):
+    def run(self, body: bytes, seconds: float) -> Reply: ...
+
+
+class Runtime(Protocol):
+    def encode(self, payload: dict[str, Any]) -> bytes: ...
+
+    @property
+    def Session(self) -> Any: ...  # noqa: N802 - a class

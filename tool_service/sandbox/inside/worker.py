@@ -1,0 +1,149 @@
+"""The worker process: takes turns from a pipe, hands them to its runtime, answers on another pipe.
+
+Untrusted code runs in this process and can reach everything in it. The loop defends against accidents and pranks (a
+fork that returns into it, patched modules, exceptions from signal handlers) by holding the few functions it needs;
+against malice the supervisor defends, by believing nothing.
+"""
+
+import fcntl
+import gc
+import io
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from . import linux, runtimes
+
+COMMAND = struct.Struct("=IId")  # body length, turn number, seconds
+ANSWER = struct.Struct("=IIBi")  # body length, turn number, tag, exit code
+_FIRST_PRIVATE_FD = 20
+
+
+def start(
+    runtime: Any,
+    context: runtimes.Context,
+    limits: dict[str, Any],
+    pipes: tuple[int, int, int, int],
+) -> NoReturn:
+    """In the fork: arrange descriptors, lower limits, serve until the pipe ends. Never returns. `pipes`: the ends to
+    read commands from, write answers to, and write stdout and stderr to."""
+    try:
+        command_fd, answer_fd, stdout_fd, stderr_fd = pipes
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        os.dup2(stdout_fd, 1)
+        os.dup2(stderr_fd, 2)
+        _move_high(command_fd, answer_fd)
+        linux.set_dumpable(True)  # its own /proc entries are its own again; the supervisor's stay closed
+        linux.die_with_parent()
+        if linux.landlock_abi() >= linux.SIGNAL_SCOPE_ABI:
+            linux.confine_signals()  # matters where no pid namespace does it: the supervisor is out of reach
+        _lower_limits(limits)
+        gc.enable()
+        session = runtime.Session(context)
+        _serve(session)
+    except BaseException as error:  # noqa: BLE001 - told, then the process ends
+        os.write(2, f"worker: {type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(70)  # never back into the supervisor's code, of which this process is a copy
+
+
+def _move_high(command_fd: int, answer_fd: int) -> None:
+    """Put the two pipes at 20 and 21 and close everything else above 2."""
+    spare_command = fcntl.fcntl(command_fd, fcntl.F_DUPFD_CLOEXEC, 64)
+    spare_answer = fcntl.fcntl(answer_fd, fcntl.F_DUPFD_CLOEXEC, 64)
+    os.dup2(spare_command, _FIRST_PRIVATE_FD, inheritable=False)
+    os.dup2(spare_answer, _FIRST_PRIVATE_FD + 1, inheritable=False)
+    os.closerange(3, _FIRST_PRIVATE_FD)
+    linux.close_from(_FIRST_PRIVATE_FD + 2)
+
+
+def _lower_limits(limits: dict[str, Any]) -> None:
+    memory = limits["memory_bytes"]
+    wanted = {
+        resource.RLIMIT_DATA: memory,
+        resource.RLIMIT_AS: 4 * memory + (1 << 30),  # DATA does not see shared mappings; reserving is not using
+        resource.RLIMIT_FSIZE: limits["file_bytes"],
+        resource.RLIMIT_NOFILE: limits["open_files"],
+        resource.RLIMIT_NPROC: limits["processes"],
+        resource.RLIMIT_STACK: 8 << 20,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 64 << 10,
+        resource.RLIMIT_MSGQUEUE: 64 << 10,
+        resource.RLIMIT_SIGPENDING: 1024,
+        resource.RLIMIT_NICE: 0,
+        resource.RLIMIT_RTPRIO: 0,
+    }
+    for kind, limit in wanted.items():
+        _, hard = resource.getrlimit(kind)
+        value = int(limit) if hard == resource.RLIM_INFINITY else min(int(limit), hard)
+        resource.setrlimit(kind, (value, value))
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # should the machine run out of memory, this goes first
+
+
+def _serve(session: runtimes.Session) -> None:
+    """Until the pipe ends. Signals are blocked outside of the program's own time, so that a handler of its own that
+    raises cannot tear a command or an answer in two."""
+    write, getpid, leave = os.write, os.getpid, os._exit
+    mask, block, restore = signal.pthread_sigmask, signal.SIG_BLOCK, signal.SIG_SETMASK
+    everything = signal.valid_signals()
+    pack, reply_type, error_tag = ANSWER.pack, runtimes.Reply, runtimes.ERROR
+    receive = _receive
+    me = getpid()
+    run = session.run
+    programs_mask = mask(block, everything)
+    while True:
+        command = receive()
+        if command is None:
+            return
+        number, seconds, body = command
+        try:
+            mask(restore, programs_mask)
+            reply = run(body, seconds)
+        except BaseException as error:  # noqa: BLE001 - the program may have patched anything
+            reply = reply_type(error_tag, body=type(error).__name__.encode("utf-8", "replace"))
+        try:
+            programs_mask = mask(block, everything)
+        except BaseException:  # noqa: BLE001 - a handler raised as the last thing before the block, which holds
+            mask(block, everything)
+        if getpid() != me:
+            # A fork of the program's that came back: exactly one process answers.
+            leave(reply.exit_code if reply.exit_code >= 0 else int(reply.tag != 0))
+        message = pack(len(reply.body), number, reply.tag, reply.exit_code) + reply.body
+        while message:
+            message = message[write(_FIRST_PRIVATE_FD + 1, message) :]
+
+
+def _receive(
+    read: Callable[[int, int], bytes] = os.read,
+    unpack: Callable[[bytes], tuple[Any, ...]] = COMMAND.unpack,
+    size: int = COMMAND.size,
+) -> tuple[int, float, bytes] | None:
+    """The next command, None at the end. What it needs is bound as defaults, out of the program's easy reach."""
+    buffer = b""
+    want = size
+    while len(buffer) < want:
+        data = read(_FIRST_PRIVATE_FD, 1 << 16)
+        if not data:
+            return None
+        buffer += data
+        if want == size and len(buffer) >= size:
+            want = size + unpack(buffer[:size])[0]
+    _, number, seconds = unpack(buffer[:size])
+    return number, seconds, buffer[size:]
+
+
+def own_streams() -> None:
+    """Text streams that write through, so that nothing is lost when the process is killed."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        raw = io.FileIO(fd, "w", closefd=False)
+        stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)

@@ -1,0 +1,139 @@
+"""Runtime `python`: a namespace that lives as long as the sandbox; the last expression of a turn is shown by `repr`."""
+
+import ast
+import builtins
+import contextlib
+import linecache
+import os
+import sys
+import traceback
+import types
+from typing import Any
+
+from . import runtimes, worker
+
+_TURN_FILE = "<turn "
+_SOURCES_KEPT = 64
+_TRACEBACK_FRAMES = 30
+_HEADROOM = 16 << 20
+"""Bytes that must be free after a MemoryError for the session to go on."""
+
+
+def encode(payload: dict[str, Any]) -> bytes:
+    code = payload.get("code")
+    if not isinstance(code, str):
+        raise ValueError("the python runtime takes a payload of {'code': str}")  # noqa: TRY004 - as any bad payload
+    return code.encode("utf-8", "surrogatepass")
+
+
+class Session:
+    """Holds the program's namespace, and references to what it needs itself, since the program may patch anything."""
+
+    def __init__(self, context: runtimes.Context) -> None:
+        worker.own_streams()
+        main = types.ModuleType("__main__")
+        self._main = main
+        self._namespace = main.__dict__
+        self._namespace["__builtins__"] = builtins
+        sys.modules["__main__"] = main
+        sys.argv = [""]
+        sys.path.insert(0, context.workspace)
+        self._stdout = sys.stdout
+        self._stderr = sys.stderr
+        self._turn = 0
+        self._files: list[str] = []
+        self._write = os.write
+        self._cache = linecache.cache
+
+    def run(self, body: bytes, seconds: float) -> runtimes.Reply:
+        source = body.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
+        self._turn += 1
+        name = f"{_TURN_FILE}{self._turn}>"
+        self._remember(name, source)
+        try:
+            program, last = _compile(source, name)
+        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError, UnicodeError) as error:
+            self._show(error, syntax=True)
+            return _failed(error)
+        reply = self._execute(program, last)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BaseException:  # noqa: BLE001, S112 - the program may have put anything there
+                continue
+        return reply
+
+    def _execute(self, program: Any, last: Any) -> runtimes.Reply:
+        run, evaluate = _exec, _eval
+        try:
+            run(program, self._namespace)
+            if last is not None:
+                value = evaluate(last, self._namespace)
+                if value is not None:
+                    self._namespace["_"] = value
+                    self._stdout.write(repr(value) + "\n")
+        except SystemExit as error:
+            return _exit_reply(error.code)
+        except MemoryError as error:
+            self._show(error)
+        except BaseException as error:  # noqa: BLE001 - whatever the program raises
+            self._show(error)
+            return _failed(error)
+        else:
+            return runtimes.Reply(runtimes.OK)
+        try:  # now that the failed frames are gone
+            bytearray(_HEADROOM)
+        except MemoryError:
+            return runtimes.Reply(runtimes.EXHAUSTED, body=b"MemoryError; the variables alone fill the memory")
+        return runtimes.Reply(runtimes.MEMORY, body=b"MemoryError")
+
+    def _remember(self, name: str, source: str) -> None:
+        """Let tracebacks show source lines; only of the last turns, so that memory stays bounded."""
+        self._cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        self._files.append(name)
+        if len(self._files) > _SOURCES_KEPT:
+            self._cache.pop(self._files.pop(0), None)
+
+    def _show(self, error: BaseException, syntax: bool = False) -> None:
+        """The traceback on stderr, from the program's first frame on."""
+        try:
+            place = None if syntax else error.__traceback__
+            while place is not None and not place.tb_frame.f_code.co_filename.startswith(_TURN_FILE):
+                place = place.tb_next
+            lines = traceback.TracebackException(
+                type(error), error, place, limit=-_TRACEBACK_FRAMES, compact=True
+            ).format()
+            text = "".join(lines)
+        except BaseException:  # noqa: BLE001 - its own __str__ or a patched module failed
+            text = f"{type(error).__name__}\n"
+        try:
+            self._write(2, text.encode("utf-8", "backslashreplace"))
+        except OSError:
+            return  # the program closed its stderr
+
+
+_exec, _eval, _compile_code, _parse = exec, eval, compile, ast.parse
+
+
+def _compile(source: str, name: str) -> tuple[Any, Any]:
+    """The statements, and the last expression by itself if there is one."""
+    tree = _parse(source, name)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = _compile_code(ast.Expression(tree.body.pop().value), name, "eval", dont_inherit=True)  # type: ignore[attr-defined]
+    return _compile_code(tree, name, "exec", dont_inherit=True), last
+
+
+def _failed(error: BaseException) -> runtimes.Reply:
+    return runtimes.Reply(runtimes.ERROR, body=type(error).__name__.encode("utf-8", "replace")[:200])
+
+
+def _exit_reply(code: object) -> runtimes.Reply:
+    """`sys.exit()` ends the turn, not the session."""
+    if code is None or code == 0:
+        return runtimes.Reply(runtimes.OK, exit_code=0)
+    if isinstance(code, int):
+        return runtimes.Reply(runtimes.ERROR, exit_code=code & 0xFF, body=b"SystemExit")
+    with contextlib.suppress(BaseException):  # its own __str__, or whatever it put in place of stderr
+        sys.stderr.write(f"{code}\n")
+    return runtimes.Reply(runtimes.ERROR, exit_code=1, body=b"SystemExit")

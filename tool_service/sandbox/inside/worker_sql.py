@@ -1,0 +1,199 @@
+"""Runtime `sql`: SQLite on a file of the workspace, behind an authorizer, limits and a process that can be killed.
+
+The authorizer is an allow-list: what is not named is "not authorized". The progress handler is the soft deadline; it
+does not fire inside one long opcode, so the supervisor's kill is the hard one. One statement a query, several in a
+script. A transaction that a query leaves open stays open for the session's next one, and is rolled back when the
+worker dies.
+"""
+
+import json
+import math
+import sqlite3
+import time
+from typing import Any
+
+from . import runtimes
+
+DATABASE = "database.sqlite3"
+_MIB = 1024 * 1024
+_STEPS_PER_CHECK = 20_000
+_SOFT_SHARE = 0.9
+"""Of the turn's seconds, after which the progress handler stops the statement (the kill comes at all of them)."""
+
+_READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+_WRITES = frozenset(
+    {
+        sqlite3.SQLITE_TRANSACTION,
+        sqlite3.SQLITE_SAVEPOINT,
+        sqlite3.SQLITE_INSERT,
+        sqlite3.SQLITE_UPDATE,
+        sqlite3.SQLITE_DELETE,
+        sqlite3.SQLITE_CREATE_INDEX,
+        sqlite3.SQLITE_CREATE_TABLE,
+        sqlite3.SQLITE_CREATE_TEMP_INDEX,
+        sqlite3.SQLITE_CREATE_TEMP_TABLE,
+        sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
+        sqlite3.SQLITE_CREATE_TEMP_VIEW,
+        sqlite3.SQLITE_CREATE_TRIGGER,
+        sqlite3.SQLITE_CREATE_VIEW,
+        sqlite3.SQLITE_DROP_INDEX,
+        sqlite3.SQLITE_DROP_TABLE,
+        sqlite3.SQLITE_DROP_TEMP_INDEX,
+        sqlite3.SQLITE_DROP_TEMP_TABLE,
+        sqlite3.SQLITE_DROP_TEMP_TRIGGER,
+        sqlite3.SQLITE_DROP_TEMP_VIEW,
+        sqlite3.SQLITE_DROP_TRIGGER,
+        sqlite3.SQLITE_DROP_VIEW,
+        sqlite3.SQLITE_ALTER_TABLE,
+        sqlite3.SQLITE_REINDEX,
+        sqlite3.SQLITE_ANALYZE,
+    }
+)
+_VIRTUAL = frozenset({sqlite3.SQLITE_CREATE_VTABLE, sqlite3.SQLITE_DROP_VTABLE})
+_VIRTUAL_MODULES = frozenset({"fts5", "rtree"})
+_FUNCTIONS_DENIED = frozenset({"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "zeroblob_file"})
+_TABLES_DENIED = frozenset({"dbstat", "sqlite_dbpage", "sqlite_dbdata", "sqlite_dbptr"})
+_PRAGMAS_TO_READ = frozenset(
+    {
+        "table_info",
+        "table_xinfo",
+        "table_list",
+        "index_list",
+        "index_info",
+        "index_xinfo",
+        "foreign_key_list",
+        "foreign_key_check",
+        "integrity_check",
+        "quick_check",
+        "collation_list",
+        "function_list",
+        "compile_options",
+    }
+)
+_PRAGMAS_WITHOUT_VALUE = frozenset(
+    {"user_version", "schema_version", "data_version", "encoding", "page_count", "page_size"}  # data_version: for fts5
+)
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 16 * _MIB,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * _MIB,
+    sqlite3.SQLITE_LIMIT_COLUMN: 1000,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 500,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 200,
+    sqlite3.SQLITE_LIMIT_VDBE_OP: 1_000_000,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 100,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
+    sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER: 1000,
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 30,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+_DEFAULTS = {"read_only": False, "max_rows": 1000, "max_cell_bytes": 4096}
+
+
+def encode(payload: dict[str, Any]) -> bytes:
+    kinds = {"script": str, "query": str, "read_only": bool, "max_rows": int, "max_cell_bytes": int}
+    for key, value in payload.items():
+        if key not in kinds or not isinstance(value, kinds[key]):
+            raise ValueError(f"the sql runtime does not take {key}={type(value).__name__}")
+    if ("script" in payload) == ("query" in payload):
+        raise ValueError("the sql runtime takes either 'script' or 'query'")
+    return json.dumps(payload).encode("ascii")
+
+
+class Session:
+    """One connection. The deadline and the mode of the present turn are attributes that the callbacks read."""
+
+    def __init__(self, context: runtimes.Context) -> None:
+        self._value_bytes = context.value_bytes
+        self._deadline = math.inf
+        self._read_only = False
+        self._path = f"{context.workspace}/{DATABASE}"
+        self._connection: sqlite3.Connection | None = None
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            connection = sqlite3.connect(self._path, isolation_level=None, cached_statements=0, timeout=1.0)
+            for limit, value in _LIMITS.items():
+                connection.setlimit(limit, value)
+            connection.text_factory = lambda data: data.decode("utf-8", "replace")
+            connection.execute("PRAGMA trusted_schema=OFF")
+            connection.execute("PRAGMA temp_store=MEMORY")
+            connection.set_authorizer(self._authorize)
+            connection.set_progress_handler(self._out_of_time, _STEPS_PER_CHECK)
+            self._connection = connection
+        return self._connection
+
+    def _out_of_time(self) -> int:
+        return int(time.monotonic() > self._deadline)
+
+    def _authorize(
+        self, action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
+    ) -> int:
+        if action in _READS:
+            name = (second if action == sqlite3.SQLITE_FUNCTION else first) or ""
+            denied = _FUNCTIONS_DENIED if action == sqlite3.SQLITE_FUNCTION else _TABLES_DENIED
+            return sqlite3.SQLITE_DENY if name.lower() in denied else sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_PRAGMA:
+            name = (first or "").lower()
+            allowed = name in _PRAGMAS_TO_READ or (name in _PRAGMAS_WITHOUT_VALUE and second is None)
+            return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+        if not self._read_only:
+            if action in _WRITES:
+                return sqlite3.SQLITE_OK
+            if action in _VIRTUAL and (second or "").lower() in _VIRTUAL_MODULES:
+                return sqlite3.SQLITE_OK
+        return sqlite3.SQLITE_DENY
+
+    def run(self, body: bytes, seconds: float) -> runtimes.Reply:
+        payload = {**_DEFAULTS, **json.loads(body)}
+        self._deadline = time.monotonic() + seconds * _SOFT_SHARE
+        self._read_only = payload["read_only"]
+        try:
+            connection = self._connect()
+            if "script" in payload:
+                connection.executescript(payload["script"])
+                return runtimes.Reply(runtimes.OK)
+            return runtimes.Reply(runtimes.OK, body=self._query(connection, payload))
+        except MemoryError:
+            return runtimes.Reply(runtimes.MEMORY, body=b"MemoryError")
+        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, RecursionError) as error:
+            if self._out_of_time():
+                return runtimes.Reply(runtimes.TIMEOUT, body=b"the statement was stopped at its deadline")
+            text = f"{type(error).__name__}: {error}"
+            return runtimes.Reply(runtimes.ERROR, body=text.encode("utf-8", "replace")[:2000])
+        finally:
+            self._deadline = math.inf
+
+    def _query(self, connection: sqlite3.Connection, payload: dict[str, Any]) -> bytes:
+        """The value as JSON: columns, rows (capped by number and bytes), whether rows were left out, rows changed."""
+        cursor = connection.execute(payload["query"])
+        try:
+            columns = [str(column[0])[:1000] for column in cursor.description or ()]
+            rows: list[str] = []
+            truncated = False
+            room = self._value_bytes - len(json.dumps(columns)) - 200
+            for row in cursor:
+                text = json.dumps([_cell(value, payload["max_cell_bytes"]) for value in row])
+                room -= len(text) + 1
+                if len(rows) >= payload["max_rows"] or room < 0:
+                    truncated = True
+                    break
+                rows.append(text)
+            head = {"columns": columns, "truncated": truncated, "changes": max(cursor.rowcount, 0)}
+        finally:
+            cursor.close()
+        return f'{json.dumps(head)[:-1]}, "rows": [{",".join(rows)}]}}'.encode("ascii")
+
+
+def _cell(value: Any, most: int) -> Any:
+    """A cell as JSON. null, integers, finite floats and short text are themselves; the rest is an object:
+    {"float": "inf" | "-inf"}, {"blob": hex, "bytes": n}, {"text": its first part, "bytes": n}."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, bytes):
+        return {"blob": value[: most // 2].hex(), "bytes": len(value)}
+    if isinstance(value, str) and len(value) > most // 4:
+        data = value.encode("utf-8", "replace")
+        if len(data) > most:
+            return {"text": data[:most].decode("utf-8", "ignore"), "bytes": len(data)}
+    return value

@@ -1,0 +1,217 @@
+"""The zygote: a small warm interpreter from which every sandbox of the process backend is forked.
+
+Started by exec with an empty environment before anything of the service can leak into it, single-threaded, standard
+library only. Messages on its SOCK_SEQPACKET socket are JSON objects:
+
+    in   start   {"mode", "extra_paths"}                  once, first
+    out  started {"event": "started"} or {"event": "failed", "reason"}
+    in   create  {"op": "create", "id", "uid", "workspace", "limits"} and the sandbox's stream socket (SCM_RIGHTS)
+    in   kill    {"op": "kill", "id"}
+    out  gone    {"event": "gone", "id", "status", "strays"}     when nothing of the sandbox is left
+
+In mode `isolated` it is the first process of a PID namespace that holds every sandbox: when it dies, by whatever cause,
+the kernel kills them all. It dies when its socket closes, hence when the service does.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from . import jail, linux, processes, seccomp, supervisor
+
+MESSAGE_BYTES = 65536
+_CONTROL_FD = 3
+
+
+class Zygote:
+    """Forks sandboxes, kills them, reports when they are gone. `main` says what surrounds it."""
+
+    def __init__(self, control: socket.socket, mode: str, root: bool) -> None:
+        self.control = control
+        self.isolated = mode == "isolated"
+        self.root = root
+        self.filter = seccomp.build(network=self.isolated)
+        self.children: dict[int, tuple[str, int]] = {}
+        """pid of a supervisor not yet reaped: (sandbox id, uid)."""
+        self.own_pid_namespace = -1
+        if self.isolated:
+            self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        else:
+            linux.become_subreaper()
+            if not root and linux.landlock_abi() < linux.SIGNAL_SCOPE_ABI:
+                raise PermissionError(
+                    "without root a sandbox has the service's uid, and without Landlock's signal scope (Linux 6.12) it "
+                    "could kill the service"
+                )
+
+    def serve(self) -> None:
+        """Until the service's end of the socket closes."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == wake_read:
+                    os.read(wake_read, 4096)
+                    self.reap()
+                elif not self.handle_one():
+                    self.end_all()
+                    return
+
+    def handle_one(self) -> bool:
+        """One message; False at the end of the stream."""
+        data, fds, _, _ = socket.recv_fds(self.control, MESSAGE_BYTES, 4)
+        if not data:
+            return False
+        message = json.loads(data)
+        if message["op"] == "create":
+            self.create(message, fds[0])
+        else:
+            for pid, (name, _) in self.children.items():
+                if name == message["id"]:
+                    os.kill(pid, signal.SIGKILL)  # ours and unreaped, so the number cannot be another's
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def create(self, message: dict[str, Any], stream_fd: int) -> None:
+        try:
+            if self.isolated:
+                linux.unshare(linux.CLONE_NEWPID)
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    self.child(message, stream_fd)
+            finally:
+                if self.isolated:
+                    linux.setns(self.own_pid_namespace, linux.CLONE_NEWPID)
+        except OSError as error:
+            supervisor.report_failure(stream_fd, f"the zygote could not fork: {error}")
+            self.send({"event": "gone", "id": message["id"], "status": -1, "strays": 0})
+            return
+        self.children[pid] = (message["id"], message["uid"])
+
+    def child(self, message: dict[str, Any], stream_fd: int) -> None:
+        """In the fork: become the supervisor of a sandbox. Never returns."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            os.setsid()
+            os.dup2(stream_fd, _CONTROL_FD)
+            linux.close_from(_CONTROL_FD + 1)
+            uid = message["uid"]
+            limits = message["limits"]
+            if self.isolated:
+                jail.enter_namespaces()
+                jail.mount_private(uid, uid, limits["workspace_bytes"], limits["workspace_inodes"])
+                workspace = jail.WORKSPACE
+                temporary = jail.TEMPORARY
+            else:
+                linux.become_subreaper()
+                workspace = message["workspace"] + "/work"
+                temporary = message["workspace"] + jail.TEMPORARY
+                os.chdir(workspace)
+            jail.become(uid, uid, own_uid=self.root, user_namespace=self.isolated and not self.root)
+            seccomp.install(self.filter)
+            os.stat(os.__file__)  # the new uid must be able to read the interpreter's library
+            scope = processes.choose_scope(self.isolated, self.root)
+            supervisor.Supervisor(_CONTROL_FD, limits, workspace, temporary, scope).serve()
+            code = 0
+        except BaseException as error:  # noqa: BLE001 - all of it is told to the service, then the process ends
+            supervisor.report_failure(_CONTROL_FD, f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(code)
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid not in self.children:
+                continue  # an orphan that only the restricted tier can leave to us
+            name, uid = self.children.pop(pid)
+            strays = 0 if self.isolated else self.end_strays(uid)
+            self.send({"event": "gone", "id": name, "status": status, "strays": strays})
+
+    def end_strays(self, uid: int) -> int:
+        """Restricted tier: what outlived its supervisor is a child of ours by now. Kills until none is left."""
+        count = 0
+        while True:
+            killed = processes.kill_listed(lambda: processes.strays(set(self.children), uid if self.root else None))
+            if not killed:
+                return count
+            count += killed
+            time.sleep(0.002)
+            with contextlib.suppress(ChildProcessError):
+                # Supervisors of other sandboxes stay for `reap`: they are no strays.
+                for pid in processes.strays(set(self.children), uid if self.root else None):
+                    os.waitpid(pid, os.WNOHANG)
+
+    def end_all(self) -> None:
+        """The service is gone. Isolated: returning ends the PID namespace and all in it. Restricted: by hand."""
+        if self.isolated:
+            return
+        for pid, (_, uid) in list(self.children.items()):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            del self.children[pid]
+            self.end_strays(uid)
+
+    def send(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the service is gone: serve() sees it next
+            self.control.send(json.dumps(event).encode())
+
+
+def enter_isolation(extra_paths: list[str], root: bool) -> None:
+    """Namespaces and root of the zygote itself. Returns in a new first process; the caller's process only waits."""
+    if root and not linux.effective_capabilities() & linux.CAP_SYS_ADMIN:
+        raise PermissionError("running as root without CAP_SYS_ADMIN")
+    uid, gid = os.getuid(), os.getgid()
+    linux.unshare(linux.CLONE_NEWPID if root else linux.CLONE_NEWUSER | linux.CLONE_NEWPID)
+    if not root:
+        jail.map_identity(uid, gid)
+    pid = os.fork()
+    if pid != 0:
+        linux.close_from(_CONTROL_FD)
+        os.waitpid(pid, 0)
+        os._exit(0)
+    linux.die_with_parent()
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
+    jail.build_root(extra_paths)
+
+
+def main(fd: int) -> None:
+    """The process's whole life. `fd` is the SOCK_SEQPACKET socket to the service."""
+    control = socket.socket(fileno=fd)
+    start = json.loads(control.recv(MESSAGE_BYTES))
+    mode = start["mode"]
+    supervisor.warm_up()
+    del sys.path[0]  # where this code lies, which no sandbox sees
+    try:
+        root = os.geteuid() == 0
+        if mode == "isolated":
+            enter_isolation(start["extra_paths"], root)
+        zygote = Zygote(control, mode, root)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        zygote.send({"event": "started"})
+        zygote.serve()
+    except Exception as error:
+        control.send(json.dumps({"event": "failed", "reason": f"{type(error).__name__}: {error}"}).encode())
+        raise

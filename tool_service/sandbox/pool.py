@@ -1,0 +1,195 @@
+"""A pool of sandboxes that are ready before they are asked for. Each serves one taker and is then thrown away.
+
+Invariants: at most `max_total` sandboxes exist (ready, in use, being made); at most `max_waiting` takers wait, each at
+most `wait_seconds`; past either the taker gets `PoolExhausted` with a delay. What was taken is never handed out again.
+A sandbox that died while it was ready is never handed out. The pool comes back to `size` ready by itself.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from tool_service.sandbox.base import PoolExhausted, Sandbox, SandboxBackend, SandboxError, SandboxLimits
+
+log = logging.getLogger(__name__)
+
+_BACKOFF_SECONDS = (0.1, 5.0)
+"""After a failed creation: first and longest pause."""
+
+
+class PoolStats(msgspec.Struct, frozen=True):
+    """A look at the pool, for GetStatus."""
+
+    ready: int
+    in_use: int
+    creating: int
+    waiting: int
+    failures: int
+    """Creations that failed since the start."""
+    last_error: str
+    """Why the last creation failed; empty once one has succeeded again."""
+
+
+class WarmPool:
+    """Sandboxes of one backend under one set of limits."""
+
+    def __init__(
+        self,
+        backend: SandboxBackend,
+        *,
+        size: int,
+        limits: SandboxLimits,
+        max_total: int,
+        max_waiting: int = 1024,
+        wait_seconds: float = 30.0,
+        parallel_creations: int = 4,
+    ) -> None:
+        """`size`: kept ready. `max_total`: exist at once, at least `size`. `parallel_creations`: made at once."""
+        if not 0 <= size <= max_total or max_total < 1 or parallel_creations < 1:
+            raise ValueError(f"a pool needs 0 <= size <= max_total and max_total >= 1, not {size=} and {max_total=}")
+        self._backend = backend
+        self._size = size
+        self._limits = limits
+        self._max_total = max_total
+        self._max_waiting = max_waiting
+        self._wait_seconds = wait_seconds
+        self._parallel = parallel_creations
+        self._ready: deque[Sandbox] = deque()
+        self._in_use: dict[str, Sandbox] = {}
+        self._waiters: deque[asyncio.Future[Sandbox]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._creating = 0
+        self._ending = 0
+        self._failures = 0
+        self._last_error = ""
+        self._pause = 0.0
+        self._closed = False
+
+    async def start(self) -> None:
+        """Make the first `size`. Raises what the backend raises."""
+        for sandbox in await asyncio.gather(*(self._backend.create(self._limits) for _ in range(self._size))):
+            self._ready.append(sandbox)
+
+    def stats(self) -> PoolStats:
+        return PoolStats(
+            len(self._ready), len(self._in_use), self._creating, len(self._waiters), self._failures, self._last_error
+        )
+
+    async def take(self) -> Sandbox:
+        """A fresh sandbox that is the caller's until `discard`. Raises `PoolExhausted`."""
+        if self._closed:
+            raise PoolExhausted("the pool is closed", self._wait_seconds)
+        while self._ready and not self._waiters:
+            sandbox = self._ready.popleft()
+            if sandbox.alive:
+                self._in_use[sandbox.id] = sandbox
+                self._refill()
+                return sandbox
+            self._end(sandbox)
+        if len(self._waiters) >= self._max_waiting:
+            raise PoolExhausted(f"{len(self._waiters)} are waiting for a sandbox already", self._delay())
+        waiter: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._refill()
+        try:
+            return await asyncio.wait_for(asyncio.shield(waiter), self._wait_seconds)
+        except TimeoutError as error:
+            self._forget_waiter(waiter)
+            reason = f" (the last creation failed: {self._last_error})" if self._last_error else ""
+            raise PoolExhausted(f"no sandbox within {self._wait_seconds:g} s{reason}", self._delay()) from error
+        except asyncio.CancelledError:
+            self._forget_waiter(waiter)
+            raise
+
+    def _forget_waiter(self, waiter: asyncio.Future[Sandbox]) -> None:
+        """Of one that gave up. A sandbox that it was given at that very moment is thrown away."""
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+        elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            self._spawn(self.discard(waiter.result()))
+
+    def _delay(self) -> float:
+        """Seconds after which trying again makes sense: longer, the longer the queue is."""
+        return min(1.0 + 0.05 * len(self._waiters), 10.0)
+
+    async def discard(self, sandbox: Sandbox) -> None:
+        """End a taken sandbox; another is made in its place. Idempotent. Safe to cancel: it ends all the same."""
+        if self._in_use.pop(sandbox.id, None) is not None:
+            await asyncio.shield(self._end(sandbox))
+
+    def _end(self, sandbox: Sandbox) -> asyncio.Task[None]:
+        self._ending += 1  # from now on, not from the task's first step: it still counts against max_total
+        return self._spawn(self._kill(sandbox))
+
+    async def _kill(self, sandbox: Sandbox) -> None:
+        try:
+            await sandbox.kill()
+        except SandboxError as error:
+            log.error("a sandbox did not end: %s", error)  # noqa: TRY400 - the message says it all
+        finally:
+            self._ending -= 1
+            self._refill()
+
+    def _refill(self) -> None:
+        """Start as many creations as are wanted and allowed."""
+        while not self._closed:
+            total = len(self._ready) + len(self._in_use) + self._creating + self._ending
+            wanted = self._size + len(self._waiters) - len(self._ready) - self._creating
+            if wanted <= 0 or total >= self._max_total or self._creating >= self._parallel:
+                return
+            self._creating += 1
+            self._spawn(self._create())
+
+    async def _create(self) -> None:
+        try:
+            if self._pause:
+                await asyncio.sleep(self._pause)
+            sandbox = await self._backend.create(self._limits)
+        except SandboxError as error:
+            self._failures += 1
+            self._last_error = str(error)
+            self._pause = min(max(self._pause * 2, _BACKOFF_SECONDS[0]), _BACKOFF_SECONDS[1])
+            log.error("no sandbox could be made, next try in %g s: %s", self._pause, error)  # noqa: TRY400 - as above
+        else:
+            self._pause, self._last_error = 0.0, ""
+            self._hand_out(sandbox)
+        finally:
+            self._creating -= 1
+            self._refill()
+
+    def _hand_out(self, sandbox: Sandbox) -> None:
+        if self._closed:
+            self._end(sandbox)
+            return
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                self._in_use[sandbox.id] = sandbox
+                waiter.set_result(sandbox)
+                return
+        self._ready.append(sandbox)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """End every sandbox, in parallel, and turn waiters away. Idempotent."""
+        self._closed = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(PoolExhausted("the pool is closed", self._wait_seconds))
+        self._waiters.clear()
+        everything = [*self._ready, *self._in_use.values()]
+        self._ready.clear()
+        self._in_use.clear()
+        for sandbox in everything:
+            self._end(sandbox)
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,253 @@
+"""Backend `process`, the embedded default: sandboxes are forks of a warm interpreter behind namespaces and limits.
+
+    service --SOCK_SEQPACKET--> zygote --fork--> supervisor (pid 1 of its namespace) --fork--> workers
+       '-------------- one stream socket a sandbox ------------------'
+
+Who ends whom: a sandbox ends when its stream closes, or by SIGKILL through the zygote; the zygote ends when the
+service's socket closes, and with it, by the kernel, every sandbox. Nothing has a name on the host: no folder, mount or
+address outlives the processes (the restricted tier alone keeps workspaces in a temporary folder, known to the sweep).
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import random
+import secrets
+import socket
+from typing import Annotated, Literal
+
+import msgspec
+
+from tool_service.sandbox.base import (
+    BackendStats,
+    Sandbox,
+    SandboxBackend,
+    SandboxLimits,
+    SandboxUnavailable,
+    Tier,
+    TurnStatus,
+    check_tier,
+)
+from tool_service.sandbox.process_sandbox import ProcessSandbox, limits_as_dict
+from tool_service.sandbox.scratch import Scratch
+from tool_service.sandbox.zygote_process import ZygoteProcess, default_interpreter
+
+log = logging.getLogger(__name__)
+
+_UIDS_PER_SERVICE = 4096
+_PARALLEL_CREATIONS = 16
+_HOW_TO_ISOLATE = (
+    "Run the service as root, or as a user who may make user namespaces (sysctl user.max_user_namespaces above 0, "
+    "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu) on Linux 5.12 or later; in a container add "
+    "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "--security-opt systempaths=unconfined."
+)
+
+
+class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of the process backend."""
+
+    minimum_tier: Literal["restricted", "isolated"] = "isolated"
+    """The least tier accepted; `start` fails below it."""
+    tier: Literal["auto", "isolated", "restricted"] = "auto"
+    """Which walls to build. `auto`: the strongest that the machine gives."""
+    interpreter: str = ""
+    """Path of the Python 3.11+ that runs inside. Empty: the one behind the service's own."""
+    read_only_paths: tuple[str, ...] = ()
+    """Host files and folders that every sandbox shows at the same path, read-only (isolated tier)."""
+    uid_base: Annotated[int, msgspec.Meta(ge=10_000, le=2_000_000_000)] = 1_800_000_000
+    """First of the uids that sandboxes get when the service is root. No account may have one of them."""
+    uid_blocks: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1024
+    """Blocks of 4,096 uids from `uid_base` on. Each service of this host holds one block."""
+
+
+class ProcessBackend(SandboxBackend):
+    """See the module's docstring. A zygote that dies takes its sandboxes along (INFRA); `create` starts another."""
+
+    name = "process"
+
+    def __init__(self, config: ProcessConfig | None = None) -> None:
+        self.config = config or ProcessConfig()
+        self.tier = Tier.NONE
+        self.facts: dict[str, str] = {}
+        self._zygote: ZygoteProcess | None = None
+        self._starting = asyncio.Lock()
+        self._creating = asyncio.Semaphore(_PARALLEL_CREATIONS)
+        self._sandboxes: dict[str, ProcessSandbox] = {}
+        self._uid_of: dict[str, int] = {}
+        self._uids_free: list[int] = []
+        self._uid_lock: socket.socket | None = None
+        self._scratch = Scratch()
+        self._mode = ""
+        self._created = 0
+        self._leaked_removed = 0
+        self._closed = False
+        self._cleaning: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        wanted = ("isolated", "restricted") if self.config.tier == "auto" else (self.config.tier,)
+        missing = ""
+        for mode in wanted:
+            try:
+                self._mode = mode
+                self._prepare_uids()
+                await self._probe()
+            except SandboxUnavailable as error:
+                missing += f"{mode}: {error}. "
+                await self._stop_zygote()
+                continue
+            self.tier = Tier[mode.upper()]
+            break
+        try:
+            check_tier(self.name, self.tier, Tier[self.config.minimum_tier.upper()], missing + _HOW_TO_ISOLATE)
+        except SandboxUnavailable:
+            await self.close()
+            raise
+        self.facts |= {
+            "tier": self.tier.name.lower(),
+            "user": self._user_fact(),
+            "interpreter": self._interpreter,
+            "missing": missing,
+        }
+        self._leaked_removed += await self.sweep()
+        log.info("sandbox backend process: tier %s", self.tier.name.lower())
+
+    def _user_fact(self) -> str:
+        if os.geteuid() == 0:
+            return "a uid of its own each"
+        return "the service's own uid" + (", in a user namespace each" if self._mode == "isolated" else "")
+
+    @property
+    def _interpreter(self) -> str:
+        return self.config.interpreter or default_interpreter()
+
+    async def _probe(self) -> None:
+        """One sandbox, made and ended, proves the whole way."""
+        sandbox = await self.create(SandboxLimits())
+        await sandbox.kill()
+        self._created = 0
+
+    def _prepare_uids(self) -> None:
+        """Take a block of uids that no other service here holds. The lock is an abstract socket: it dies with us."""
+        if self._uid_lock is not None or os.geteuid() != 0:
+            return
+        for block in random.sample(range(self.config.uid_blocks), min(self.config.uid_blocks, 64)):
+            base = self.config.uid_base + block * _UIDS_PER_SERVICE
+            lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                lock.bind(f"\0turnwire-uids-{base}")
+            except OSError as error:
+                lock.close()
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            self._uid_lock = lock
+            self._uids_free = list(range(base, base + _UIDS_PER_SERVICE))
+            return
+        raise SandboxUnavailable("every block of uids is held by another service: raise sandbox uid_blocks")
+
+    async def _ensure_zygote(self) -> ZygoteProcess:
+        async with self._starting:
+            if self._zygote is None or not self._zygote.alive:
+                await self._stop_zygote()
+                zygote = ZygoteProcess(self._on_gone, self._on_death)
+                await zygote.start(self._interpreter, self._mode, self.config.read_only_paths)
+                self._zygote = zygote
+            return self._zygote
+
+    async def _stop_zygote(self) -> None:
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            await zygote.close()
+
+    def _on_gone(self, sandbox_id: str, strays: int) -> None:
+        self._leaked_removed += strays
+        self._forget(sandbox_id, infra=False)
+
+    def _on_death(self) -> None:
+        if self._sandboxes:
+            log.error("the sandbox zygote died with %d sandboxes; the next one starts it anew", len(self._sandboxes))
+        for sandbox_id in list(self._sandboxes):
+            self._forget(sandbox_id, infra=True)
+
+    def _forget(self, sandbox_id: str, infra: bool) -> None:
+        if self._mode == "isolated":
+            self._free(sandbox_id, infra)
+        else:
+            task = asyncio.get_running_loop().create_task(self._clean_up(sandbox_id, infra))
+            self._cleaning.add(task)
+            task.add_done_callback(self._cleaning.discard)
+
+    async def _clean_up(self, sandbox_id: str, infra: bool) -> None:
+        try:
+            await asyncio.to_thread(self._scratch.remove, sandbox_id)
+        except OSError as error:
+            log.warning("a workspace could not be removed: %s", error)
+        finally:
+            self._free(sandbox_id, infra)
+
+    def _free(self, sandbox_id: str, infra: bool) -> None:
+        sandbox = self._sandboxes.pop(sandbox_id, None)
+        uid = self._uid_of.pop(sandbox_id, None)
+        if uid is not None:
+            self._uids_free.append(uid)
+        if sandbox is not None:
+            sandbox.gone(infra)
+
+    def _kill(self, sandbox_id: str) -> None:
+        if self._zygote is not None:
+            self._zygote.kill(sandbox_id)
+
+    async def create(self, limits: SandboxLimits) -> Sandbox:
+        if self._closed:
+            raise SandboxUnavailable("the backend is closed")
+        async with self._creating:
+            zygote = await self._ensure_zygote()
+            sandbox_id = secrets.token_hex(8)
+            uid = self._take_uid(sandbox_id)
+            workspace = "" if self._mode == "isolated" else self._scratch.make(sandbox_id, uid)
+            own_death = TurnStatus.INFRA if self._mode == "isolated" else TurnStatus.SESSION_LOST
+            sandbox = ProcessSandbox(sandbox_id, self._kill, own_death)
+            self._sandboxes[sandbox_id] = sandbox
+            ours, theirs = socket.socketpair()
+            with theirs:
+                await asyncio.get_running_loop().create_unix_connection(lambda: sandbox, sock=ours)
+                try:
+                    zygote.create(sandbox_id, uid, workspace, limits_as_dict(limits), theirs)
+                except OSError as error:
+                    self._forget(sandbox_id, infra=True)
+                    raise SandboxUnavailable(f"the zygote cannot be reached: {error}") from error
+            try:
+                await sandbox.wait_ready()
+            except SandboxUnavailable:
+                await sandbox.kill()
+                raise
+            self._created += 1
+            return sandbox
+
+    def _take_uid(self, sandbox_id: str) -> int:
+        if os.geteuid() != 0:
+            return os.geteuid()
+        if not self._uids_free:
+            raise SandboxUnavailable(f"{_UIDS_PER_SERVICE} sandboxes exist already: each needs a uid of its own")
+        uid = self._uid_of[sandbox_id] = self._uids_free.pop(0)
+        return uid
+
+    async def sweep(self) -> int:
+        """Only the restricted tier leaves anything on the host that can outlive a service: workspaces."""
+        return await asyncio.to_thread(self._scratch.sweep)
+
+    def stats(self) -> BackendStats:
+        return BackendStats(self._created, len(self._sandboxes), self._leaked_removed)
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._stop_zygote()
+        for sandbox_id in list(self._sandboxes):
+            self._forget(sandbox_id, infra=False)
+        await asyncio.gather(*self._cleaning)
+        self._scratch.close()
+        if self._uid_lock is not None:
+            self._uid_lock.close()
+            self._uid_lock = None

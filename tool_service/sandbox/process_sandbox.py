@@ -1,0 +1,238 @@
+"""One sandbox of the process backend, seen from the service: a stream socket to its supervisor."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from tool_service.sandbox.base import (
+    GRACE_SECONDS,
+    JSON,
+    FileRefused,
+    Sandbox,
+    SandboxError,
+    SandboxLimits,
+    SandboxUnavailable,
+    Turn,
+    TurnResult,
+    TurnStatus,
+)
+from tool_service.sandbox.inside import frames
+
+_READY_SECONDS = 15.0
+_FILE_SECONDS = 60.0
+_GONE_SECONDS = 10.0
+
+
+class _Answer(msgspec.Struct):
+    """A supervisor's header; which fields are set depends on the request."""
+
+    ready: bool = False
+    failed: str = ""
+    error: str = ""
+    status: TurnStatus = TurnStatus.INFRA
+    detail: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: int = 0
+    stderr: int = 0
+    total: int = 0
+    wall: float = 0.0
+    cpu: float = 0.0
+    restarted: bool = False
+
+
+class _Lost(Exception):  # noqa: N818 - says what is the case
+    """The connection ended before the answer."""
+
+
+class _TooLate(Exception):  # noqa: N818 - says what is the case
+    """No answer within the deadline."""
+
+
+def _too_late(future: asyncio.Future[tuple[_Answer, bytes]]) -> None:
+    if not future.done():
+        future.set_exception(_TooLate())
+
+
+class ProcessSandbox(Sandbox, asyncio.Protocol):
+    """`request_kill(id)` asks the zygote; `gone` must be called when it reports that nothing is left. `own_death` is
+    the status of a turn whose sandbox died by itself: where a program cannot reach its supervisor it is our failure."""
+
+    def __init__(self, sandbox_id: str, request_kill: Callable[[str], None], own_death: TurnStatus) -> None:
+        self.id = sandbox_id
+        self._request_kill = request_kill
+        self._own_death = own_death
+        self._decoder = frames.Decoder()
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[tuple[_Answer, bytes]] | None = None
+        self._lost = False
+        self._kill_asked = False
+        self._infra = False
+        self._gone = asyncio.Event()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._decoder.feed(data)
+            frame = self._decoder.next()
+            if frame is None:
+                return
+            answer = msgspec.json.decode(frame[0], type=_Answer)
+        except (frames.FrameError, msgspec.DecodeError):
+            self._infra = True
+            self._drop()
+            return
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result((answer, frame[1]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(_Lost())
+
+    # life
+
+    @property
+    def alive(self) -> bool:
+        return not self._lost and not self._kill_asked
+
+    def gone(self, infra: bool) -> None:
+        """Nothing of it is left. `infra`: the backend died, not just this sandbox."""
+        self._infra = self._infra or infra
+        self._drop()
+        self._gone.set()
+
+    def _drop(self) -> None:
+        self._lost = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _abort(self) -> None:
+        """Begin to kill, without waiting."""
+        if not self._kill_asked:
+            self._kill_asked = True
+            if not self._gone.is_set():
+                self._request_kill(self.id)
+            self._drop()
+
+    async def kill(self) -> None:
+        self._abort()
+        try:
+            await asyncio.wait_for(self._gone.wait(), _GONE_SECONDS)
+        except TimeoutError as error:
+            raise SandboxError(f"sandbox {self.id} is not gone after {_GONE_SECONDS:g} s") from error
+
+    async def wait_ready(self) -> None:
+        """Until the supervisor says so. Raises `SandboxUnavailable`."""
+        try:
+            answer, _ = await self._ask(None, b"", _READY_SECONDS)
+        except (_Lost, _TooLate) as error:
+            raise SandboxUnavailable(f"the sandbox did not start: {type(error).__name__.strip('_')}") from error
+        if not answer.ready:
+            raise SandboxUnavailable(f"the sandbox could not be made: {answer.failed}")
+
+    async def _ask(self, header: dict[str, Any] | None, blob: bytes, seconds: float) -> tuple[_Answer, bytes]:
+        """Send a request (None: only listen) and wait for the answer, `seconds` at most. A late timer loses against an
+        answer that is already here. Cancelling it kills the sandbox."""
+        if self._lost or self._transport is None:
+            raise _Lost
+        if self._answer is not None:
+            raise RuntimeError(f"sandbox {self.id} is busy: calls must not overlap")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[_Answer, bytes]] = loop.create_future()
+        self._answer = future
+        timer = loop.call_later(seconds, _too_late, future)
+        try:
+            if header is not None:
+                self._transport.write(frames.encode(header, blob))
+            return await future
+        except asyncio.CancelledError:
+            self._abort()
+            raise
+        finally:
+            timer.cancel()
+            self._answer = None
+
+    # work
+
+    async def run(self, turn: Turn) -> TurnResult:
+        begun = time.monotonic()
+        header = {
+            "op": "turn",
+            "runtime": turn.runtime,
+            "payload": turn.payload,
+            "timeout": turn.timeout,
+            "output_bytes": turn.output_bytes,
+        }
+        try:
+            answer, blob = await self._ask(header, b"", turn.timeout + GRACE_SECONDS)
+        except (frames.FrameError, TypeError, ValueError) as error:
+            return TurnResult(TurnStatus.INFRA, detail=f"the turn cannot be sent: {error}")
+        except _TooLate:
+            self._abort()
+            return TurnResult(
+                TurnStatus.TIMEOUT,
+                wall_seconds=time.monotonic() - begun,
+                detail="the supervisor did not answer in time; the whole sandbox was killed",
+            )
+        except _Lost:
+            return TurnResult(
+                self._status_of_loss(), wall_seconds=time.monotonic() - begun, detail="the sandbox is gone"
+            )
+        stdout, stderr = blob[: answer.stdout], blob[answer.stdout : answer.stdout + answer.stderr]
+        status, detail = answer.status, answer.detail
+        value: JSON = None
+        raw = blob[answer.stdout + answer.stderr :]
+        if raw:
+            try:
+                value = msgspec.json.decode(raw)
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                status, detail = TurnStatus.SESSION_LOST, "the worker's value is not JSON"
+                self._abort()
+        return TurnResult(
+            status=status,
+            stdout=stdout,
+            stderr=stderr,
+            value=value,
+            exit_code=answer.exit_code,
+            signal=answer.signal,
+            truncated=answer.total > len(stdout) + len(stderr),
+            total_bytes=answer.total,
+            wall_seconds=answer.wall,
+            cpu_seconds=answer.cpu,
+            restarted=answer.restarted,
+            detail=detail,
+        )
+
+    def _status_of_loss(self) -> TurnStatus:
+        if self._infra:
+            return TurnStatus.INFRA
+        return TurnStatus.SESSION_LOST if self._kill_asked else self._own_death
+
+    async def put_file(self, path: str, data: bytes) -> None:
+        await self._file({"op": "put", "path": path}, data)
+
+    async def get_file(self, path: str, max_bytes: int) -> bytes:
+        return await self._file({"op": "get", "path": path, "max_bytes": max_bytes}, b"")
+
+    async def _file(self, header: dict[str, Any], data: bytes) -> bytes:
+        try:
+            answer, blob = await self._ask(header, data, _FILE_SECONDS)
+        except (_Lost, _TooLate) as error:
+            self._abort()
+            raise SandboxError(f"sandbox {self.id} is gone") from error
+        if answer.error:
+            raise FileRefused(f"{header['path']!r}: {answer.error}")
+        return blob
+
+
+def limits_as_dict(limits: SandboxLimits) -> dict[str, Any]:
+    """For the far side, which has no msgspec."""
+    return {name: getattr(limits, name) for name in limits.__struct_fields__}

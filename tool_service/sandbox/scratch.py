@@ -1,0 +1,86 @@
+"""Workspaces on the host's file system, for the restricted tier, which has no mounts of its own.
+
+One folder a service, locked while the service lives, one folder a sandbox in it. `sweep` removes the folders of
+services that are dead: those whose lock can be taken.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+
+_PREFIX = "turnwire-sandboxes-"
+
+
+class Scratch:
+    """Made at the first use, so that the isolated tier never touches the disk."""
+
+    def __init__(self) -> None:
+        self._root = ""
+        self._lock_fd = -1
+
+    def make(self, sandbox_id: str, uid: int) -> str:
+        """A new folder with `work` and `tmp` in it, for `uid` alone."""
+        if not self._root:
+            self._root = tempfile.mkdtemp(prefix=_PREFIX)
+            os.chmod(self._root, 0o711)  # noqa: S103 - sandboxes of other uids pass through, and cannot list
+            self._lock_fd = os.open(self._root, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        folder = f"{self._root}/{sandbox_id}"
+        for path in (folder, f"{folder}/work", f"{folder}/tmp"):  # noqa: S108 - ours
+            os.mkdir(path, 0o700)
+            os.chown(path, uid, -1)
+        return folder
+
+    def remove(self, sandbox_id: str) -> None:
+        if self._root:
+            _remove_tree(f"{self._root}/{sandbox_id}")
+
+    def sweep(self) -> int:
+        """Remove what dead services of this user left; the number of sandboxes' folders removed."""
+        count = 0
+        parent = tempfile.gettempdir()
+        for name in os.listdir(parent):
+            path = f"{parent}/{name}"
+            if not name.startswith(_PREFIX) or path == self._root:
+                continue
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                continue  # another user's, or no folder
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_uid == os.geteuid():
+                    count += len(os.listdir(fd))
+                    _remove_tree(path)
+            except BlockingIOError:
+                continue  # its service lives
+            finally:
+                os.close(fd)
+        return count
+
+    def close(self) -> None:
+        if self._root:
+            _remove_tree(self._root)
+            os.close(self._lock_fd)
+            self._root, self._lock_fd = "", -1
+
+
+def _remove_tree(path: str) -> None:
+    """Remove a folder that untrusted code filled: of any depth, with any modes, never through a link. Its processes are
+    dead. Deep folders are moved up to the top first, so that depth costs neither stack nor path length."""
+    pending = [path]
+    while pending:
+        folder = pending.pop()
+        try:
+            os.chmod(folder, 0o700)
+            with os.scandir(folder) as entries:
+                folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+        for entry in folders:
+            flat = f"{path}/.flat-{entry.inode()}"
+            os.chmod(entry.path, 0o700)  # a folder can be moved only if it can be written
+            os.rename(entry.path, flat)
+            pending.append(flat)
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""The trainer service: owns the policy, its updates, and the runs. Start with `loop.py`."""

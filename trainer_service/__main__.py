@@ -1,0 +1,43 @@
+"""`python -m trainer_service --config FILE`: serve until SIGTERM or SIGINT, which stop a live run with a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from trainer_service.config import TrainerServiceConfig
+from trainer_service.runs import load_loop
+from trainer_service.server import create_server
+from turnwire.config import load
+from turnwire.errors import TurnwireError
+from turnwire.serving import configure_logging, serve
+
+
+async def run(config: TrainerServiceConfig) -> None:
+    """Serve."""
+    server, runs = create_server(config)
+    # torch and verl take seconds to load: now, beside everything else that starts, and not when the first run does.
+    loading = asyncio.create_task(asyncio.to_thread(load_loop))
+    await serve(server, on_drain=runs.close)
+    await loading
+
+
+def main() -> int:
+    """Returns the process's exit code: 2 for a config that cannot be used."""
+    parser = argparse.ArgumentParser(prog="trainer_service", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="YAML of TrainerServiceConfig")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
+    arguments = parser.parse_args()
+    configure_logging()
+    try:
+        asyncio.run(run(load(arguments.config, TrainerServiceConfig, arguments.overrides)))
+    except TurnwireError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

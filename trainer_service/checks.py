@@ -1,0 +1,191 @@
+"""What `config.check` and `config.warnings` find. Loads rewards and data, but neither torch nor verl."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from trainer_service import names
+from trainer_service.config import AlgorithmConfig, RunConfig, SourceConfig
+from trainer_service.data import files, generators
+from trainer_service.rewards.registry import Judges
+from turnwire.config import nearest
+from turnwire.errors import ConfigError, Problem
+
+_ROWS_LOOKED_AT = 100
+_FEW_IN_FLIGHT = 16
+
+
+def problems(config: RunConfig, served_tools: Collection[str] | None) -> list[Problem]:
+    """Everything that would stop the run, or make it other than what the config says."""
+    found = [*_model(config), *_algorithm(config.algorithm), *_rollout(config), *_tools(config, served_tools)]
+    try:
+        Judges(config.reward).close()
+    except ConfigError as error:
+        found += error.problems
+    for which, sources in (("train", config.data.train), ("eval", config.data.eval)):
+        for number, source in enumerate(sources):
+            found += _source(source, f"data.{which}.{number}", served_tools)
+    return found
+
+
+def warnings(config: RunConfig) -> list[Problem]:
+    """What runs, but likely not as hoped."""
+    found = []
+    rollout, algorithm = config.rollout, config.algorithm
+    in_flight = min(rollout.max_in_flight, config.training.prompts_per_step * rollout.group_size)
+    if in_flight < _FEW_IN_FLIGHT:
+        found.append(
+            Problem(
+                "rollout.max_in_flight", f"{in_flight} trajectories at once; below 16 the engine and the tools wait"
+            )
+        )
+    if rollout.sampling.top_p < 1 or rollout.sampling.top_k > 0:
+        found.append(
+            Problem(
+                "rollout.sampling",
+                "the engine's logprobs are those after top_p and top_k, the trainer's are not: the ratios are off by "
+                "what was cut; train with top_p 1 and top_k 0",
+            )
+        )
+    if rollout.max_staleness > 0 and algorithm.old_logprobs == "recompute" and algorithm.rollout_correction is None:
+        found.append(
+            Problem(
+                "algorithm.old_logprobs",
+                "with max_staleness above 0 recomputed logprobs hide that older weights sampled; use `rollout`, or add "
+                "rollout_correction",
+            )
+        )
+    kl = algorithm.kl
+    if kl.coefficient > 0 and kl.placement == "loss" and kl.kind in ("k1", "kl", "abs"):
+        found.append(Problem("algorithm.kl.kind", f"the gradient of {kl.kind} in the loss is not the KL's; use k3+"))
+    if config.evaluation.every and not config.data.eval:
+        found.append(Problem("evaluation.every", "there is nothing to evaluate on: data.eval is empty"))
+    if config.weights.canary_every == 0:
+        found.append(
+            Problem("weights.canary_every", "nothing would notice an engine whose weights are not the trainer's")
+        )
+    return found
+
+
+def _model(config: RunConfig) -> Iterator[Problem]:
+    path = Path(config.model.path)
+    looks_like_path = config.model.path.startswith((".", "/", "~")) or config.model.path.count("/") > 1 or path.exists()
+    if looks_like_path and not (path / "config.json").is_file():
+        yield Problem("model.path", f"there is no model in {path.resolve()}: config.json is missing")
+
+
+def _algorithm(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    tables = (
+        ("advantage_estimator", algorithm.advantage_estimator, names.ADVANTAGE_ESTIMATORS),
+        ("policy_loss", algorithm.policy_loss, names.POLICY_LOSSES),
+        ("loss_aggregation", algorithm.loss_aggregation, dict.fromkeys(names.LOSS_AGGREGATIONS, "")),
+        ("kl.kind", algorithm.kl.kind, names.KL_KINDS),
+    )
+    for key, name, table in tables:
+        if name not in table:
+            allowed = [item for item, reason in table.items() if not reason]
+            yield Problem(f"algorithm.{key}", f"unknown: {name!r}; {nearest(name, allowed)}")
+        elif table[name]:
+            yield Problem(f"algorithm.{key}", f"{name!r} cannot run here: {table[name]}")
+    yield from _loss_options(algorithm)
+    if algorithm.reward_parts and algorithm.advantage_estimator != "gdpo":
+        yield Problem("algorithm.reward_parts", "only the estimator gdpo reads them")
+    if algorithm.reward_part_weights and len(algorithm.reward_part_weights) != len(algorithm.reward_parts):
+        yield Problem("algorithm.reward_part_weights", "there must be one for each of reward_parts")
+    yield from _correction(algorithm)
+
+
+def _loss_options(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    allowed = names.LOSS_OPTIONS.get(algorithm.policy_loss, ())
+    for option, value in algorithm.loss_options.items():
+        if option not in allowed:
+            message = f"the loss {algorithm.policy_loss} does not read it; {nearest(option, allowed)}"
+            yield Problem(f"algorithm.loss_options.{option}", message)
+        elif option == "loss_type":
+            if value not in ("ppo_clip", "reinforce"):
+                yield Problem("algorithm.loss_options.loss_type", "is `ppo_clip` or `reinforce`")
+        elif isinstance(value, str) or value <= 0:
+            yield Problem(f"algorithm.loss_options.{option}", f"must be a number above 0, not {value!r}")
+    if algorithm.policy_loss == "dro" and "dro_beta" not in algorithm.loss_options:
+        yield Problem("algorithm.loss_options.dro_beta", "the loss dro needs it: the weight of its penalty, as 0.1")
+
+
+def _correction(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    chosen, bypass = algorithm.rollout_correction, algorithm.policy_loss == "bypass_mode"
+    if bypass and algorithm.old_logprobs != "rollout":
+        yield Problem(
+            "algorithm.old_logprobs", "bypass_mode takes the engine's logprobs as the old ones: set `rollout`"
+        )
+    if chosen is None:
+        return
+    if not bypass and algorithm.old_logprobs == "rollout":
+        yield Problem(
+            "algorithm.rollout_correction",
+            "with old_logprobs `rollout` the ratio already corrects: set old_logprobs to `recompute`, or remove this",
+        )
+    threshold = chosen.importance_threshold
+    if isinstance(threshold, str) or threshold <= 0:
+        yield from _thresholds("importance_threshold", str(threshold), 1, pairs=True)
+    if (chosen.rejection is None) != (chosen.rejection_threshold is None):
+        yield Problem("algorithm.rollout_correction", "rejection and rejection_threshold go together")
+    elif chosen.rejection is not None:
+        criteria = [item.strip() for item in chosen.rejection.split(",") if item.strip()]
+        for item in criteria:
+            if item not in names.REJECTION_CRITERIA:
+                message = f"unknown: {item!r}; {nearest(item, names.REJECTION_CRITERIA)}"
+                yield Problem("algorithm.rollout_correction.rejection", message)
+        pairs = all(item.endswith("k1") for item in criteria)
+        yield from _thresholds("rejection_threshold", str(chosen.rejection_threshold), len(criteria), pairs=pairs)
+
+
+def _thresholds(key: str, text: str, count: int, *, pairs: bool) -> Iterator[Problem]:
+    """One number, or `count` separated by commas; `lower_upper` where pairs are allowed."""
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        numbers = [[float(number) for number in part.split("_")] for part in parts]
+    except ValueError:
+        numbers = []
+    longest = 2 if pairs else max(1, *(part.count("_") + 1 for part in parts)) if count > 1 else 1
+    good = all(len(pair) <= longest and min(pair) > 0 and pair == sorted(pair) for pair in numbers)
+    if not numbers or len(numbers) not in (1, count) or not good:
+        shape = "a number above 0" + (", or lower_upper" if pairs else "")
+        yield Problem(f"algorithm.rollout_correction.{key}", f"{text!r} must be {shape}")
+
+
+def _rollout(config: RunConfig) -> Iterator[Problem]:
+    group, estimator = config.rollout.group_size, config.algorithm.advantage_estimator
+    if group < 2 and estimator in names.COMPARES_GROUP:
+        yield Problem("rollout.group_size", f"{estimator} compares the trajectories of a prompt: at least 2")
+    if config.rollout.sampling.temperature == 0:
+        yield Problem("rollout.sampling.temperature", "training needs trajectories that differ: above 0")
+    limits = config.rollout.limits
+    if (limits.max_action_tokens or 0) > (limits.max_trajectory_tokens or sys.maxsize):
+        yield Problem("rollout.limits.max_action_tokens", "is above max_trajectory_tokens")
+
+
+def _tools(config: RunConfig, served: Collection[str] | None) -> Iterator[Problem]:
+    for tool in config.tools:
+        if served is not None and tool not in served:
+            yield Problem("tools", f"no tool {tool!r} is served; {nearest(tool, list(served))}")
+
+
+def _source(source: SourceConfig, key: str, served: Collection[str] | None) -> Iterator[Problem]:
+    for tool in source.tools or []:
+        if served is not None and tool not in served:
+            yield Problem(f"{key}.tools", f"no tool {tool!r} is served; {nearest(tool, list(served))}")
+    try:
+        if source.kind == "procedural":
+            tasks = [generators.create(source.generator, source.arguments, key)(source.start)]
+        else:
+            tasks = files.load_tasks(source, key, limit=_ROWS_LOOKED_AT)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    named = {tool for task in tasks for tool in task.tools}
+    for tool in sorted(named - set(served)) if served is not None else ():
+        fix = "rename or drop it with `tool_names`, or set `tools_kwargs: ignore`" if source.path else "serve it"
+        yield Problem(
+            key, f"its tasks use the tool {tool!r}, which is not served: {fix}; {nearest(tool, list(served or ()))}"
+        )

@@ -1,0 +1,118 @@
+"""What a run writes down: the books, metrics, trajectories and events of its steps and evaluations.
+
+All of it is in files that only grow. `positions` forces them to the disk and says how long they are, for a checkpoint;
+a resumed run starts from those lengths, so nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer_service import metrics
+from trainer_service.checkpoint import RunState
+from trainer_service.config import MetricsConfig
+from trainer_service.events import EventLog
+from trainer_service.experience import Selection, spread
+from trainer_service.files import AppendFile
+from trainer_service.groups import Failed, Group, Judged, Member
+from trainer_service.learner import Learned
+from trainer_service.ledger import Ledger, State
+from trainer_service.trajectories import TrajectoryRecorder
+from turnwire.errors import InfraError
+from turnwire.v1 import trainer_pb2 as pb
+
+_FILES = ("metrics.jsonl", "ledger.jsonl", "trajectories/train.jsonl", "trajectories/eval.jsonl")
+_PROGRESS_SECONDS = 0.5
+
+
+class RunRecord:
+    """The written side of a run. `evaluations` has the accuracy per data source, by step."""
+
+    def __init__(self, folder: Path, config: MetricsConfig, state: RunState | None, events: EventLog) -> None:
+        """Start empty, or where a checkpoint was."""
+        self.evaluations = dict(state.evaluations) if state else {}
+        self.seconds = state.seconds if state else 0.0
+        self._config, self._events = config, events
+        self._files = {name: AppendFile(folder / name, state.files[name] if state else 0) for name in _FILES}
+        self.ledger = Ledger(self._files["ledger.jsonl"], state.ledger if state else None)
+        tensorboard = folder / "tensorboard" if config.tensorboard else None
+        self._metrics = metrics.MetricsWriter(self._files["metrics.jsonl"], tensorboard, state.step + 1 if state else 0)
+        self._gpu = metrics.GpuMeter()
+        self._told = 0.0
+
+    def use(self, decode: Callable[[int], str], updates_at: Callable[[int], int]) -> None:
+        """How tokens become texts and the engine's weight versions become numbers of updates, once both are known."""
+        self._updates_at = updates_at
+        self._recorder = TrajectoryRecorder(decode, updates_at)
+
+    def batch(self, step: int, groups: list[Group], selection: Selection, learned: Learned) -> dict[str, float]:
+        """Close the books on the batch of step number `step` and keep some of its trajectories. Returns its metrics."""
+        reasons = {member.key: reason for member, reason in selection.filtered}
+        for group in groups:
+            for member in group.members:
+                if isinstance(member, Failed):
+                    self.ledger.close(member.key, State.FAILED, step, member.reason)
+                elif member.key in reasons:
+                    self.ledger.close(member.key, State.FILTERED, step, reasons[member.key])
+                else:
+                    self.ledger.close(member.key, State.TRAINED, step)
+            if group.greedy is not None:
+                self._close_evaluated(group.greedy, step)
+        advantages = dict(zip((member.key for member in selection.rows), learned.advantages, strict=True))
+        for member in spread(groups, self._config.trajectories_per_step):
+            key = member.key
+            record = self._recorder.record(member, "train", step - 1, advantages.get(key), reasons.get(key, ""))
+            self._files["trajectories/train.jsonl"].write(record)
+        figures = metrics.step_metrics(groups, self._updates_at, step - 1)
+        return figures | {"trajectories/trained": float(len(advantages)), "trajectories/filtered": float(len(reasons))}
+
+    def step(self, step: int, figures: dict[str, float]) -> None:
+        """A step is done."""
+        seconds = figures["time/step_seconds"]
+        self.seconds += seconds
+        figures = {**figures, "tokens_per_second": figures.get("tokens/total", 0.0) / seconds, **self._gpu.read()}
+        self._metrics.write("step", step, figures)
+        self._events.emit(step=pb.StepFinished(step=step, metrics=figures))
+
+    def progress(self, step: int, done: int, total: int) -> None:
+        """An evaluation is under way. Not every trajectory is worth an event."""
+        if time.monotonic() - self._told > _PROGRESS_SECONDS or done == total:
+            self._told = time.monotonic()
+            self._events.emit(evaluation_progress=pb.EvaluationProgress(step=step, done=done, total=total))
+
+    def evaluation(self, step: int, members: list[Member]) -> None:
+        """An evaluation is done. Raises InfraError if none of its trajectories could be had."""
+        judged = [member for member in members if isinstance(member, Judged)]
+        failed = [member for member in members if isinstance(member, Failed)]
+        for member in members:
+            self._close_evaluated(member, step)
+        if not judged:
+            raise InfraError(f"every trajectory of the evaluation failed; the first: {failed[0].reason}")
+        if failed:
+            self._events.notify(f"evaluation: {len(failed)} trajectories failed; the first: {failed[0].reason}")
+        for member in judged:
+            self._files["trajectories/eval.jsonl"].write(self._recorder.record(member, "eval", step))
+        accuracy, tasks = metrics.accuracy_by_source(judged)
+        self.evaluations[step] = accuracy
+        figures = {**metrics.trajectory_metrics(judged), "trajectories/failed": float(len(failed))}
+        named = {f"accuracy/{source}": value for source, value in accuracy.items()}
+        self._metrics.write("evaluation", step, {**named, **figures})
+        self._events.emit(evaluation=pb.Evaluation(step=step, accuracy=accuracy, tasks=tasks, metrics=figures))
+
+    def _close_evaluated(self, member: Member, step: int) -> None:
+        if isinstance(member, Failed):
+            self.ledger.close(member.key, State.FAILED, step, member.reason)
+        else:
+            self.ledger.close(member.key, State.EVALUATED, step)
+
+    def positions(self) -> dict[str, int]:
+        """Lengths of the files, which are on the disk from here on."""
+        return {name: file.sync() for name, file in self._files.items()}
+
+    def close(self) -> None:
+        """Close the files."""
+        self._metrics.close()
+        for file in self._files.values():
+            file.close()

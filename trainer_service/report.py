@@ -1,0 +1,125 @@
+"""What is left of a run for people: `summary.json` and `learning_curves.png`.
+
+`summary.json`: run_id, name, seed, seconds, steps, parameters, accuracy {source: {before, after}}, evaluations (by
+step), ledger (trajectories by state, and the reasons of failures), config.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trainer_service.config import RunConfig
+
+if TYPE_CHECKING:
+    from trainer_service.record import RunRecord
+
+Evaluations = Mapping[int, Mapping[str, float]]
+_SMOOTH = 0.3
+"""Weight of the newest step in the drawn curve; the raw values stay visible behind it."""
+
+
+def before_and_after(evaluations: Evaluations) -> dict[str, dict[str, float]]:
+    """The first and the last evaluation of each data source."""
+    if not evaluations:
+        return {}
+    first, last = evaluations[min(evaluations)], evaluations[max(evaluations)]
+    return {source: {"before": first.get(source, float("nan")), "after": last[source]} for source in last}
+
+
+def summary(run_id: str, config: RunConfig, steps: int, parameters: int, record: RunRecord) -> dict[str, Any]:
+    """What summary.json holds."""
+    return {
+        "run_id": run_id,
+        "name": config.name,
+        "seed": config.seed,
+        "seconds": round(record.seconds, 2),
+        "steps": steps,
+        "parameters": parameters,
+        "accuracy": before_and_after(record.evaluations),
+        "evaluations": {str(step): accuracy for step, accuracy in sorted(record.evaluations.items())},
+        "ledger": {**record.ledger.counts(), "reasons": dict(record.ledger.reasons.most_common(20))},
+        "config": msgspec.to_builtins(config),
+    }
+
+
+def read_series(metrics: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every metric of the steps in a metrics.jsonl, by name."""
+    series: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    with metrics.open(encoding="utf-8") as lines:
+        for line in lines:
+            entry = json.loads(line)
+            if entry.pop("kind") == "step":
+                step = entry.pop("step")
+                for name, value in entry.items():
+                    series[name].append((step, value))
+    return series
+
+
+def draw_curves(metrics: Path, evaluations: Evaluations, title: str, target: Path) -> None:
+    """Reward and tool use per data source over the steps, and accuracy on held-out tasks before and after."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - heavy, and only at the end
+
+    series = read_series(metrics)
+    sources = sorted(
+        name.removeprefix("reward/") for name in series if name.startswith("reward/") and name != "reward/mean"
+    )
+    colours = dict(zip(sources, _colours(len(sources)), strict=True))
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    reward, used, accuracy = figure.subplots(1, 3, width_ratios=[1.25, 1.25, 1])
+    for axis, prefix, heading in ((reward, "reward", "training reward"), (used, "tool_use", "share that used a tool")):
+        for source in sources:
+            points = series.get(f"{prefix}/{source}", [])
+            steps, values = [step for step, _ in points], [value for _, value in points]
+            axis.plot(steps, values, color=colours[source], alpha=0.2, linewidth=1)
+            axis.plot(steps, _smooth(values), color=colours[source], linewidth=2, label=source)
+        axis.set_title(heading, loc="left", fontsize=11)
+        axis.set_xlabel("step")
+        axis.set_ylim(-0.02, max(1.02, axis.get_ylim()[1]))
+    if sources:
+        reward.legend(frameon=False, loc="lower right")
+    _bars(accuracy, before_and_after(evaluations), colours)
+    for axis in (reward, used, accuracy):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.25, linewidth=0.7)
+        axis.set_axisbelow(True)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    figure.savefig(str(target), dpi=150)
+
+
+def _bars(axis: Any, accuracy: Mapping[str, Mapping[str, float]], colours: Mapping[str, str]) -> None:
+    axis.set_title("held-out accuracy, before and after", loc="left", fontsize=11)
+    for place, (source, values) in enumerate(accuracy.items()):
+        colour = colours.get(source, "#777777")
+        for offset, when, alpha in ((-0.2, "before", 0.4), (0.2, "after", 1.0)):
+            value = values[when]
+            axis.bar(place + offset, value, width=0.36, color=colour, alpha=alpha)
+            axis.text(place + offset, value + 0.02, f"{value:.2f}", ha="center", va="bottom", fontsize=9)
+    axis.set_xticks(range(len(accuracy)), [source.rpartition("/")[2] for source in accuracy])
+    axis.set_ylim(0, 1.12)
+
+
+def _smooth(values: list[float]) -> list[float]:
+    result: list[float] = []
+    for value in values:
+        result.append(value if not result else _SMOOTH * value + (1 - _SMOOTH) * result[-1])
+    return result
+
+
+def _colours(count: int) -> list[str]:
+    palette = [
+        "#0072B2",
+        "#D55E00",
+        "#009E73",
+        "#CC79A7",
+        "#E69F00",
+        "#56B4E9",
+        "#7A5195",
+        "#666666",
+    ]  # told apart by all
+    return [palette[number % len(palette)] for number in range(count)]

@@ -1,0 +1,40 @@
+"""The process behind `math.py`: a line of JSON in, a line of JSON out, under a memory limit."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+
+
+def main() -> None:
+    """Answer until stdin ends. The first line says that the process is ready."""
+    limit = int(sys.argv[1]) * 1024 * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    from math_verify import parse, verify  # noqa: PLC0415 - under the limit
+
+    _say({"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        right = [parse(_as_latex(text), parsing_timeout=None) for text in request["right"]]
+        if not all(right):
+            _say({"error": f"math-verify cannot read the ground truth {request['right']!r}"})
+            continue
+        given = parse(_as_latex(request["given"]), parsing_timeout=None)
+        equal = any(verify(gold, given, timeout_seconds=None) for gold in right)
+        _say({"equal": equal})
+
+
+def _as_latex(text: str) -> str:
+    """math-verify finds LaTeX between dollars, and plain expressions anywhere."""
+    return f"${text}$" if "\\" in text and "$" not in text else text
+
+
+def _say(message: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m turnwire.cli`."""
+
+from turnwire.cli import main
+
+main()

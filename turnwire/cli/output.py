@@ -1,0 +1,67 @@
+"""What commands print: for people through rich, for programs as JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from turnwire.errors import Problem
+
+console = Console(highlight=False)
+"""Results go to stdout."""
+notes = Console(stderr=True, highlight=False)
+"""What happens on the way goes to stderr, so that `--json` stays clean."""
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def plain(message: Message) -> Any:
+    """A protobuf message as plain values, every field present, names as in the contract."""
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """An empty table in the house style. Columns that begin with `>` are aligned right."""
+    result = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for column in columns:
+        right = column.startswith(">")
+        result.add_column(column.lstrip(">"), justify="right" if right else "left")
+    return result
+
+
+def print_problems(problems: Iterable[Problem], style: str) -> None:
+    """Each with its key in colour, wrapped under itself."""
+    for problem in problems:
+        if not notes.is_terminal:
+            notes.print(f"  {problem}", markup=False, soft_wrap=True)
+            continue
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(width=1)
+        grid.add_column(overflow="fold")
+        where = f"[{style}]{_escape(problem.key)}[/]: " if problem.key else ""
+        grid.add_row(" ", f"{where}{_escape(problem.message)}")
+        notes.print(grid)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def as_json(problems: Iterable[Problem]) -> list[dict[str, str]]:
+    """Problems for programs."""
+    return [{"key": problem.key, "message": problem.message} for problem in problems]
