@@ -59,8 +59,7 @@ async def run(quick: bool) -> Result:
     gap: Row = {"side": "gap", "tokens/s": 1 - rows[0]["tokens/s"] / rows[1]["tokens/s"]}
     notes = [
         f"{rounds} rounds of {count} trajectories of the demo's tasks, {CONCURRENT} at once; policy: {model}.",
-        "One engine thread. Tokens are sampled ones, the same on both sides. The CPU time of the service includes tool service "
-        "and client.",
+        "One engine thread. Tokens are sampled ones, the same on both sides. The service's CPU time includes tools.",
         "Aim: a gap under 10 %.",
     ]
     return Result("Rollout: the engine alone, and the whole service", [*rows, gap], notes, quick)

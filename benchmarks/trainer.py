@@ -24,11 +24,11 @@ from turnwire.config import apply_overrides, convert, dump, read_yaml
 from turnwire.v1 import trainer_pb2
 
 THREADS = 1
-REPEATS = 5
+REPEATS = 3
 
 
 async def run(quick: bool) -> Result:
-    steps = 3 if quick else 8
+    steps = 3 if quick else 6
     overrides = [
         f"training.steps={steps}",
         "evaluation.before=false",

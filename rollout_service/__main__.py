@@ -13,6 +13,14 @@ from turnwire.config import load
 from turnwire.errors import ConfigError
 
 
+def checked(path: Path) -> RolloutServiceConfig:
+    """The config of a file. Raises ConfigError with everything that is wrong with it."""
+    config = load(path, RolloutServiceConfig)
+    if problems := check(config):
+        raise ConfigError(problems, str(path))
+    return config
+
+
 async def serve_rollouts(config: RolloutServiceConfig) -> None:
     """Build everything, serve, drain."""
     from rollout_service.build import build_service  # noqa: PLC0415 - torch loads after the config is known to be good
@@ -39,10 +47,7 @@ def main() -> int:
     configure_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        config = load(arguments.config, RolloutServiceConfig)
-        if problems := check(config):
-            raise ConfigError(problems, str(arguments.config))
-        asyncio.run(serve_rollouts(config))
+        asyncio.run(serve_rollouts(checked(arguments.config)))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2

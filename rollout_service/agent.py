@@ -1,7 +1,7 @@
 """The agent loop: one trajectory from its prompt to its end.
 
-Generate until a stop; hand the text to the tools; append what they observed; again. Each trajectory runs in a task of its
-own, so it never waits for another one's tool. What the agent did wrong is an observation; what *we* did wrong (tool
+Generate until a stop; hand the text to the tools; append what they observed; again. Each trajectory runs in a task of
+its own, so it never waits for another one's tool. What the agent did wrong is an observation; what *we* did wrong (tool
 service, sandbox, engine) ends the trajectory as INFRA_ERROR, with the tokens so far, and is never training data.
 """
 
@@ -94,26 +94,29 @@ class Agent:
             said = _until_stop(text, stops) if action.stop is GenerateStop.STRING else text
 
             ending = _ending_without_tools(task, said, action, tools is not None)
-            observed: tool_pb2.ObservationTurn | None = None
+            observations: list[tool_pb2.Observation] = []
             if ending is None and tools is not None:
                 observed = await tools.act(said)
+                observations = list(observed.observations)
                 ending = _ending_after_tools(task, said, observed)
-            elapsed = time.perf_counter()
+            answered = time.perf_counter()
 
-            shown = "\n".join(text_of_parts(item.content) for item in observed.observations) if observed else ""
-            ids, full = self._observation_ids(shown, limits.max_observation_tokens) if shown or not ending else (None, 0)
-            bridged = None if ids is None else self.chat.bridge.around(action.token_ids, ids)
-            if bridged is not None and len(trajectory) + len(action.token_ids) + len(bridged) > limits.max_trajectory_tokens:
-                bridged, ending = None, ending or Ending(common_pb2.STOP_REASON_MAX_TOKENS)
+            shown, bridged, full = "", None, 0
+            if observations:
+                shown = "\n".join(text_of_parts(item.content) for item in observations)
+                ids, full = self._observation_ids(shown, limits.max_observation_tokens)
+                bridged = self.chat.bridge.around(action.token_ids, ids)
+                if len(action.token_ids) + len(bridged) > room:
+                    bridged, ending = None, ending or Ending(common_pb2.STOP_REASON_MAX_TOKENS)
             record = trajectory.add_turn(
                 action.token_ids,
                 action.logprobs,
                 action.spans,
                 action.stop or GenerateStop.LENGTH,
                 bridged,
-                results=[_result(item) for item in observed.observations] if observed else [],
+                results=[_result(item) for item in observations],
                 generate_seconds=generated - began,
-                tool_seconds=elapsed - generated if observed else 0.0,
+                tool_seconds=answered - generated,
                 observation_full_tokens=full,
             )
             await on_turn(_finished(task, record, text, shown))

@@ -5,8 +5,8 @@ action, come from the chat template once, at start-up. A template that writes ea
 are there is refused, with the reason and the fix: under it, what the policy saw when it sampled would not be what a
 later rendering shows.
 
-Text of users and tools cannot forge a role: where a message holds the text of a control token, this text is tokenized as
-ordinary characters.
+Text of users and tools cannot forge a role: where a message holds the text of a control token, this text is tokenized
+as ordinary characters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ Message = Mapping[str, str]
 _SENTINELS = ("Qaxvelm", "Ubrontik", "Eolphard", "Yvistrup", "Ganturol", "Wexmidor")
 """Words that stand for contents while the template is looked at. No template and no user writes them."""
 
-_ACTION_SHAPES = ("{}", "<think>\nidea\n</think>\n\n{}", '{}<tool_call>\n{{"name": "x", "arguments": {{}}}}\n</tool_call>')
+_ACTION_SHAPES = (
+    "{}",
+    "<think>\nidea\n</think>\n\n{}",
+    '{}<tool_call>\n{{"name": "x", "arguments": {{}}}}\n</tool_call>',
+)
 """Forms of an action that templates are known to rewrite in earlier turns."""
 
 FIX = (
@@ -40,8 +44,8 @@ FIX = (
 class Bridge:
     """Token ids around an observation.
 
-    before: from the end of an action, its end-of-turn token first, to the observation's text. after: from there to where
-    the next action begins. end_of_turn: the token that ends an action; None where the template has none.
+    before: from the end of an action, its end-of-turn token first, to the observation's text. after: from there to
+    where the next action begins. end_of_turn: the token that ends an action; None where the template has none.
     """
 
     before: Ids
@@ -73,7 +77,9 @@ class Chat:
         before, after = self._find_bridge()
         before_ids = self._encode(before)
         self._controls = self._control_tokens([*before_ids, *self._encode(after)])
-        self._control_pattern = re.compile("|".join(map(re.escape, sorted(self._controls.values(), key=len, reverse=True))))
+        self._control_pattern = re.compile(
+            "|".join(map(re.escape, sorted(self._controls.values(), key=len, reverse=True)))
+        )
         first = int(before_ids[0]) if len(before_ids) else -1
         self.bridge = Bridge(before_ids, self._encode(after), first if first in self._controls else None)
 
@@ -97,7 +103,9 @@ class Chat:
         marker = f"{_SENTINELS[0]}[0-9]+{_SENTINELS[0]}"
         around = re.split(marker, self._render_request(shown))
         if len(around) != len(contents) + 1:
-            raise InvalidRequestError("a message holds the text of a control token, and the template shows it more than once")
+            raise InvalidRequestError(
+                "a message holds the text of a control token, and the template shows it more than once"
+            )
         parts = [self._encode(around[0])]
         for content, rest in zip(contents, around[1:], strict=True):
             parts += [self.text(content), self._encode(rest)]
@@ -120,9 +128,7 @@ class Chat:
 
     def decode(self, ids: Ids) -> str:
         """The text of tokens, control tokens and all."""
-        text: str = self._tokenizer.decode(
-            ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def action_text(self, ids: Ids) -> str:
@@ -169,7 +175,7 @@ class Chat:
 
     def _control_tokens(self, structural: Sequence[int]) -> dict[int, str]:
         """The special tokens, and the added tokens that the template builds turns from: id to text."""
-        added = {number: token for number, token in self._tokenizer.added_tokens_decoder.items()}
+        added = dict(self._tokenizer.added_tokens_decoder)
         chosen = set(self._tokenizer.all_special_ids) | {n for n, token in added.items() if token.special}
         chosen |= set(map(int, structural)) & added.keys()
         return {number: str(added[number]) for number in chosen if number in added}

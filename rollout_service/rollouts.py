@@ -1,9 +1,9 @@
 """One Rollout stream: tasks in, a task of asyncio for each trajectory, events out.
 
-Invariants: a stream has at most its share of trajectories in flight, and the service at most its own; a task is read only
-when both have room, so the stream's flow control holds the client. Events wait in a bounded queue: a client that does not
-read holds its trajectories. Each accepted task gives exactly one Trajectory, unless the stream dies; then each of its
-trajectories is cancelled and its tool session closed before the stream is forgotten.
+Invariants: a stream has at most its share of trajectories in flight, and the service at most its own; a task is read
+only when both have room, so the stream's flow control holds the client. Events wait in a bounded queue: a client that
+does not read holds its trajectories. Each accepted task gives exactly one Trajectory, unless the stream dies; then each
+of its trajectories is cancelled and its tool session closed before the stream is forgotten.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class RolloutStream:
         self._work: set[asyncio.Task[None]] = set()
         self._queue: asyncio.Queue[rollout_pb2.RolloutResponse | Exception | None] = asyncio.Queue(EVENTS_QUEUED)
 
-    async def events(self, requests: AsyncIterable[rollout_pb2.RolloutRequest]) -> AsyncGenerator[rollout_pb2.RolloutResponse, None]:
+    async def events(
+        self, requests: AsyncIterable[rollout_pb2.RolloutRequest]
+    ) -> AsyncGenerator[rollout_pb2.RolloutResponse, None]:
         """Events as they happen; ends when the client has sent its last task and each has its trajectory.
 
         Raises InvalidRequestError or AlreadyExistsError for a bad task, UnavailableError when the service drains while

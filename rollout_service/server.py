@@ -1,8 +1,11 @@
 """RolloutService over gRPC: a thin layer over the engine, the agent loop and the weight helpers."""
 
+# ruff: noqa: N802 - methods are named as in the contract
+
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from pathlib import Path
@@ -21,7 +24,7 @@ from rollout_service.task import Task, parse_sampling, parse_task
 from rollout_service.tools import ToolDirectory
 from rollout_service.trajectory import GENERATE_STOPS, seconds, wire_spans
 from turnwire.client.tools import ToolClient
-from turnwire.errors import ExhaustedError, InvalidRequestError, WrongOrderError
+from turnwire.errors import ExhaustedError, InvalidRequestError, TurnwireError, WrongOrderError
 from turnwire.tensors import from_tensor, to_tensor
 from turnwire.torch_weights import read_file, specs_of, tensor_of
 from turnwire.v1 import rollout_pb2, rollout_pb2_grpc
@@ -30,6 +33,9 @@ from turnwire.weights import CorruptTensorError, Staging, check_specs, checksum
 logger = logging.getLogger(__name__)
 
 MAX_SCORED_TOKENS = 1 << 20
+
+DRAIN_SECONDS = 10.0
+"""How long the rest of a refused update is still read, and thrown away."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -122,13 +128,22 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         self, request_iterator: AsyncIterable[rollout_pb2.UpdateWeightsRequest], context: Context
     ) -> rollout_pb2.UpdateWeightsResponse:
         """See the proto."""
-        if self._updating:
-            raise ExhaustedError("another update is in progress", retry_after=1.0)
-        self._updating = True
+        requests = aiter(request_iterator)
         try:
-            return await self._update(aiter(request_iterator))
-        finally:
-            self._updating = False
+            if self._updating:
+                raise ExhaustedError("another update is in progress", retry_after=1.0)
+            self._updating = True
+            try:
+                return await self._update(requests)
+            finally:
+                self._updating = False
+        except TurnwireError:
+            # A client that is cut off while it writes sees an internal error of gRPC instead of the status.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    async for _ in requests:
+                        pass
+            raise
 
     async def _update(
         self, requests: AsyncIterator[rollout_pb2.UpdateWeightsRequest]
@@ -155,7 +170,9 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
             result = await self._engine.apply_weights(tensors, specs, update.version, mode)
             logger.info("weights are at version %d, checksum %s", update.version, total)
         elif total != current.checksum:
-            raise WrongOrderError(f"version {update.version} is in use with other weights; give new ones another version")
+            raise WrongOrderError(
+                f"version {update.version} is in use with other weights; give new ones another version"
+            )
         size = sum(tensor.nbytes for tensor in tensors.values())
         return rollout_pb2.UpdateWeightsResponse(
             version=update.version, checksum=total, pause=seconds(result), bytes=size

@@ -1,8 +1,8 @@
 """A trajectory: an append-only run of tokens, and the builder that makes the wire's message from it.
 
-Invariants (DESIGN.md 5.1, 5.2): tokens, loss mask and logprobs have one length; the mask is 1 exactly at the tokens that
-the policy sampled; a logprob is 0 where the mask is; the weight spans cover exactly the sampled tokens, in order. What
-was appended never changes.
+Invariants (DESIGN.md 5.1, 5.2): tokens, loss mask and logprobs have one length; the mask is 1 exactly at the tokens
+that the policy sampled; a logprob is 0 where the mask is; the weight spans cover exactly the sampled tokens, in order.
+What was appended never changes.
 """
 
 from __future__ import annotations

@@ -57,6 +57,11 @@ class TokenSequence:
         return len(self.token_ids) - self.prompt_length
 
     @property
+    def input_length(self) -> int:
+        """Tokens that the model must read to predict every sampled one: all before the last of them."""
+        return int(np.flatnonzero(self.mask)[-1])
+
+    @property
     def sampled_tokens(self) -> int:
         """Tokens that the policy wrote."""
         return int(self.mask.sum())
@@ -93,12 +98,11 @@ class SequenceBatch:
 
     def micro_batches(self, rows: Sequence[int], tokens: int, device: torch.device) -> list[MicroBatch]:
         """The given rows (those with a sampled token), longest first, at most `tokens` padded tokens in each piece."""
-        order = sorted(
-            (row for row in rows if self.sequences[row].sampled_tokens), key=lambda row: -len(self.sequences[row])
-        )
+        lengths = {row: self.sequences[row].input_length for row in rows if self.sequences[row].sampled_tokens}
+        order = sorted(lengths, key=lambda row: -lengths[row])
         pieces: list[list[int]] = []
         for row in order:
-            if pieces and len(self.sequences[pieces[-1][0]]) * (len(pieces[-1]) + 1) <= tokens:
+            if pieces and lengths[pieces[-1][0]] * (len(pieces[-1]) + 1) <= tokens:
                 pieces[-1].append(row)
             else:
                 pieces.append([row])
@@ -117,7 +121,7 @@ class MicroBatch:
         self.device = device
         self.rows = torch.tensor(list(rows))
         sequences = [batch.sequences[row] for row in rows]
-        longest = max(len(sequence) for sequence in sequences)
+        longest = max(sequence.input_length for sequence in sequences)
         self.tokens = longest * len(sequences)
         self.width = max(sequence.response_length for sequence in sequences)
         first = min(sequence.prompt_length for sequence in sequences) - 1
@@ -125,7 +129,7 @@ class MicroBatch:
         ids = np.zeros((len(sequences), longest), np.int64)
         source, target, labels = [], [], []
         for number, sequence in enumerate(sequences):
-            ids[number, : len(sequence)] = sequence.token_ids
+            ids[number, : sequence.input_length] = sequence.token_ids[: sequence.input_length]
             positions = np.flatnonzero(sequence.mask)
             source.append(number * self.kept_logits + positions - 1 - first)
             target.append(number * self.width + positions - sequence.prompt_length)

@@ -27,7 +27,7 @@ def problems(config: RunConfig, served_tools: Collection[str] | None) -> list[Pr
     for which, sources in (("train", config.data.train), ("eval", config.data.eval)):
         for number, source in enumerate(sources):
             found += _source(source, f"data.{which}.{number}", served_tools)
-    return found
+    return [*found, *_overlap(config)]
 
 
 def warnings(config: RunConfig) -> list[Problem]:
@@ -169,6 +169,22 @@ def _tools(config: RunConfig, served: Collection[str] | None) -> Iterator[Proble
     for tool in config.tools:
         if served is not None and tool not in served:
             yield Problem("tools", f"no tool {tool!r} is served; {nearest(tool, list(served))}")
+
+
+def _overlap(config: RunConfig) -> Iterator[Problem]:
+    """Sources to train and to evaluate on that are the same one, with rows or indices in common."""
+    for number, held_out in enumerate(config.data.eval):
+        for place, train in enumerate(config.data.train):
+            same = (train.kind, train.path, train.generator, train.arguments) == (
+                held_out.kind,
+                held_out.path,
+                held_out.generator,
+                held_out.arguments,
+            )
+            ends = [source.start + (source.size or sys.maxsize) for source in (train, held_out)]
+            if same and max(train.start, held_out.start) < min(ends):
+                message = f"has tasks that data.train.{place} trains on; keep them apart with `start` and `size`"
+                yield Problem(f"data.eval.{number}", message)
 
 
 def _source(source: SourceConfig, key: str, served: Collection[str] | None) -> Iterator[Problem]:

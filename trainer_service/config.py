@@ -311,7 +311,7 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True):
     before, after: evaluate the policy as it starts, and as it ends.
     tasks: tasks of each source; unset: all.
     samples: trajectories per task; accuracy is their mean reward.
-    sampling: as in training by default; temperature 0 is greedy.
+    sampling: unset: as in training; temperature 0 is greedy.
     """
 
     every: Count = 0
@@ -319,7 +319,7 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True):
     after: bool = True
     tasks: Positive | None = None
     samples: Positive = 1
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: SamplingConfig | None = None
 
 
 class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,6 +48,10 @@ class EventLog:
         """Something a person should know."""
         self.emit(notice=pb.Notice(text=text))
 
+    def last_step(self) -> int:
+        """The step that was finished last, 0 for none."""
+        return next((event.step.step for event in reversed(self._events) if event.WhichOneof("event") == "step"), 0)
+
     def set_live(self, live: bool) -> None:
         """The run starts, or has ended."""
         self.live = live

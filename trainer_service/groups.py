@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer_service import names
-from trainer_service.config import EvaluationConfig, RunConfig, SamplingConfig
+from trainer_service.config import RunConfig, SamplingConfig
 from trainer_service.data.dataset import TrainingStream
 from trainer_service.data.task import Task
 from trainer_service.judging import Judge, RewardError
@@ -96,9 +96,10 @@ class GroupFeed:
         self._next_draw = next_draw
         self._running: dict[int, asyncio.Task[None]] = {}
         self._done: dict[int, Group] = {}
+        self._admitted: dict[int, int] = {}
         self._changed = asyncio.Event()
         for draw in sorted(open_draws):
-            self._start(draw)
+            self._start(draw, version)
 
     def admit(self, version: int, total: int) -> None:
         """Start as many groups as the bound allows at this version, and no more than the run of `total` steps will
@@ -106,22 +107,26 @@ class GroupFeed:
         """
         limit = min(version + 1 + self._config.rollout.max_staleness, total) * self._batch
         while self._consumed + len(self._running) + len(self._done) < limit:
-            self._start(self._next_draw)
+            self._start(self._next_draw, version)
             self._next_draw += 1
 
-    async def batch(self) -> list[Group]:
-        """The next batch: finished groups, lowest draws first. Raises what stops the run."""
+    async def batch(self, version: int) -> list[Group]:
+        """The batch to train on at this version: the groups that would be too stale later, then the lowest draws that
+        are finished, in order of draws. Raises what stops the run."""
         while True:
             for task in self._running.values():
                 if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                     raise error
-            if len(self._done) >= self._batch:
+            due = {draw for draw, at in self._admitted.items() if at + self._config.rollout.max_staleness <= version}
+            if len(self._done) >= self._batch and due <= self._done.keys():
                 break
             self._changed.clear()
             await self._changed.wait()
-        chosen = sorted(self._done)[: self._batch]
+        chosen = sorted(self._done, key=lambda draw: (draw not in due, draw))[: self._batch]
         self._consumed += len(chosen)
-        return [self._done.pop(draw) for draw in chosen]
+        for draw in chosen:
+            del self._admitted[draw]
+        return [self._done.pop(draw) for draw in sorted(chosen)]
 
     @property
     def position(self) -> tuple[int, list[int]]:
@@ -137,7 +142,8 @@ class GroupFeed:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
 
-    def _start(self, draw: int) -> None:
+    def _start(self, draw: int, version: int) -> None:
+        self._admitted[draw] = version
         task = asyncio.create_task(self._run(draw))
         self._running[draw] = task
         task.add_done_callback(lambda _: self._changed.set())
@@ -167,10 +173,9 @@ class GroupFeed:
 
 
 async def evaluate(
-    config: EvaluationConfig,
+    config: RunConfig,
     tasks: Sequence[Task],
     *,
-    seed: int,
     step: int,
     pool: RolloutPool,
     judge: Judge,
@@ -178,7 +183,8 @@ async def evaluate(
     progress: Callable[[int, int], None],
 ) -> list[Member]:
     """Sample and judge evaluation tasks: the same path, seeds of their own, the same ones at every step."""
-    total = len(tasks) * config.samples
+    samples = config.evaluation.samples
+    total = len(tasks) * samples
     done = 0
 
     async def one(number: int, sample: int) -> Member:
@@ -188,8 +194,8 @@ async def evaluate(
         assignment = Assignment(
             f"eval-{step}-{number}/{tasks[number].task_id}/{sample}",
             tasks[number],
-            config.sampling,
-            sampling_seed(seed, "eval", number, sample),
+            config.evaluation.sampling or config.rollout.sampling,
+            sampling_seed(config.seed, "eval", number, sample),
         )
         member = await get_judged(pool, judge, key, assignment)
         done += 1
@@ -197,5 +203,5 @@ async def evaluate(
         return member
 
     async with asyncio.TaskGroup() as jobs:
-        running = [jobs.create_task(one(n, sample)) for n in range(len(tasks)) for sample in range(config.samples)]
+        running = [jobs.create_task(one(n, sample)) for n in range(len(tasks)) for sample in range(samples)]
     return [job.result() for job in running]

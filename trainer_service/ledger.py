@@ -41,7 +41,6 @@ class Ledger:
         self._file = file
         self._counts = Counter({State(name): count for name, count in (counts or {}).items()})
         self._open: set[str] = set()
-        self.reasons: Counter[str] = Counter()
 
     def ask(self, key: str) -> None:
         """A trajectory is asked for."""
@@ -55,8 +54,6 @@ class Ledger:
             raise LedgerError(f"{key} ended as {state}, but it is not open")
         self._open.remove(key)
         self._counts[state] += 1
-        if reason:
-            self.reasons[reason] += 1
         self._file.write({"key": key, "state": state.value, "step": step, **({"reason": reason} if reason else {})})
 
     @property
@@ -80,12 +77,17 @@ def evaluation_key(step: int, task: int, sample: int) -> str:
 
 
 def audit(path: Path) -> dict[str, Any]:
-    """Read a ledger file again: counts by state, and keys that ended more than once (there must be none)."""
+    """Read a ledger file again: counts by state, the reasons of failures, and keys that ended more than once (there must
+    be none)."""
     counts: Counter[str] = Counter()
     seen: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             entry = json.loads(line)
             counts[entry["state"]] += 1
             seen[entry["key"]] += 1
-    return {"counts": dict(counts), "twice": sorted(key for key, count in seen.items() if count > 1)}
+            if entry["state"] == State.FAILED:
+                failures[entry["reason"]] += 1
+    twice = sorted(key for key, count in seen.items() if count > 1)
+    return {"counts": dict(counts), "failures": dict(failures.most_common(20)), "twice": twice}

@@ -68,7 +68,8 @@ class TrainingRun:
                     finished = False
                 finally:
                     await self._feed.close()
-            await self._save()
+            if self.step:
+                await self._save()
             await self._summarize()
         except StoppedError:  # before there was anything to save
             finished = False
@@ -89,7 +90,7 @@ class TrainingRun:
                 return
             started = time.monotonic()
             self._feed.admit(self.step, total)
-            groups = await self._unless_stopped(self._feed.batch())
+            groups = await self._unless_stopped(self._feed.batch(self.step))
             waited = time.monotonic() - started
             selection = self._select(groups)
             learned = Learned({}, [])
@@ -134,9 +135,8 @@ class TrainingRun:
     async def _evaluate(self) -> None:
         step, record = self.step, self._record
         members = await evaluate(
-            self._config.evaluation,
+            self._config,
             self._evaluation_tasks,
-            seed=self._config.seed,
             step=step,
             pool=self._pool,
             judge=self._judge,
@@ -219,7 +219,8 @@ class TrainingRun:
 
     async def _summarize(self) -> None:
         record, config = self._record, self._config
-        summary = report.summary(self._id, config, self.step, self._policy.parameter_count(), record)
+        books = await asyncio.to_thread(record.balanced_books)
+        summary = report.summary(self._id, config, self.step, self._policy.parameter_count(), record, books)
         write_json(self._folder / "summary.json", summary)
         curves, metrics = self._folder / "learning_curves.png", self._folder / "metrics.jsonl"
         title = f"{config.name} (seed {config.seed})"

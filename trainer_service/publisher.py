@@ -25,7 +25,7 @@ import torch
 from trainer_service.config import WeightsConfig
 from trainer_service.policy import Policy
 from turnwire.client.rollout import RolloutClient
-from turnwire.errors import InternalError, TurnwireError, UnavailableError
+from turnwire.errors import ExhaustedError, InternalError, TurnwireError, UnavailableError
 from turnwire.torch_weights import specs_of, weight_tensors, write_file
 from turnwire.weights import checksum
 
@@ -70,6 +70,7 @@ class WeightPublisher:
         self._compute, self._notify = compute, notify
         self._offset = 0
         self._exported: _Exported | None = None
+        self._sending = asyncio.Lock()
         rng = np.random.default_rng(0)
         size = int(policy.model.get_input_embeddings().num_embeddings)
         self._canaries = rng.integers(0, size, (config.canary_sequences, config.canary_tokens), dtype=np.int32)
@@ -96,7 +97,8 @@ class WeightPublisher:
         """Give the engine the current weights if it does not hold them."""
         if self._exported is None:
             return
-        info = await self._client.get_weight_info()
+        async with self._sending:  # not while newer ones are on their way
+            info = await self._client.get_weight_info()
         if (info.version, info.checksum) != (self._exported.version, self._exported.checksum):
             self._notify(f"the engine holds version {info.version}; sending it version {self._exported.version} again")
             await self._send(self._exported)
@@ -121,7 +123,7 @@ class WeightPublisher:
                 f"after update {step} the engine's logprobs are {mean:.3g} off on average and {worst:.3g} at worst "
                 f"(allowed: {mean_limit:g} and {worst_limit:g}). "
                 f"Engine: version {info.version}, checksum {info.checksum}; "
-                f"trainer: version {ours.version}, checksum {ours.checksum}. Is it the same model and dtype on both sides?"
+                f"trainer: version {ours.version}, checksum {ours.checksum}. Do both have the same model and dtype?"
             )
         return {"canary/mean_gap": mean, "canary/worst_gap": worst}
 
@@ -131,6 +133,10 @@ class WeightPublisher:
 
     async def _send(self, exported: _Exported) -> tuple[float, float]:
         """Seconds that generation stood still, and bytes."""
+        async with self._sending:
+            return await self._send_now(exported)
+
+    async def _send_now(self, exported: _Exported) -> tuple[float, float]:
         if self._config.transport == "stream":
             answer = await self._client.update_weights(weight_tensors(exported.tensors), exported.version)
         else:
@@ -151,7 +157,7 @@ class WeightPublisher:
         while True:
             try:
                 return await call()
-            except (UnavailableError, InternalError) as error:
+            except (UnavailableError, ExhaustedError, InternalError) as error:
                 if isinstance(error, InternalError) and told:
                     raise  # twice is not an accident
                 if not told:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trainer_service import metrics
 from trainer_service.checkpoint import RunState
@@ -18,7 +19,7 @@ from trainer_service.experience import Selection, spread
 from trainer_service.files import AppendFile
 from trainer_service.groups import Failed, Group, Judged, Member
 from trainer_service.learner import Learned
-from trainer_service.ledger import Ledger, State
+from trainer_service.ledger import Ledger, LedgerError, State, audit
 from trainer_service.trajectories import TrajectoryRecorder
 from turnwire.errors import InfraError
 from turnwire.v1 import trainer_pb2 as pb
@@ -106,6 +107,14 @@ class RunRecord:
             self.ledger.close(member.key, State.FAILED, step, member.reason)
         else:
             self.ledger.close(member.key, State.EVALUATED, step)
+
+    def balanced_books(self) -> dict[str, Any]:
+        """The ledger read again from its file. Raises LedgerError if it is not what was counted, over all processes."""
+        books = audit(self._files["ledger.jsonl"].path)
+        counted = {state: count for state, count in self.ledger.counts().items() if count}
+        if books["twice"] or books["counts"] != counted:
+            raise LedgerError(f"the ledger has {books['counts']}, twice {books['twice'][:5]}; counted were {counted}")
+        return books
 
     def positions(self) -> dict[str, int]:
         """Lengths of the files, which are on the disk from here on."""

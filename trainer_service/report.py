@@ -1,7 +1,7 @@
 """What is left of a run for people: `summary.json` and `learning_curves.png`.
 
 `summary.json`: run_id, name, seed, seconds, steps, parameters, accuracy {source: {before, after}}, evaluations (by
-step), ledger (trajectories by state, and the reasons of failures), config.
+step), ledger (trajectories by state, and the reasons of `failures`), config.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def before_and_after(evaluations: Evaluations) -> dict[str, dict[str, float]]:
     return {source: {"before": first.get(source, float("nan")), "after": last[source]} for source in last}
 
 
-def summary(run_id: str, config: RunConfig, steps: int, parameters: int, record: RunRecord) -> dict[str, Any]:
+def summary(
+    run_id: str, config: RunConfig, steps: int, parameters: int, record: RunRecord, books: dict[str, Any]
+) -> dict[str, Any]:
     """What summary.json holds."""
     return {
         "run_id": run_id,
@@ -43,7 +45,7 @@ def summary(run_id: str, config: RunConfig, steps: int, parameters: int, record:
         "parameters": parameters,
         "accuracy": before_and_after(record.evaluations),
         "evaluations": {str(step): accuracy for step, accuracy in sorted(record.evaluations.items())},
-        "ledger": {**record.ledger.counts(), "reasons": dict(record.ledger.reasons.most_common(20))},
+        "ledger": {**record.ledger.counts(), "failures": books["failures"]},
         "config": msgspec.to_builtins(config),
     }
 

@@ -119,6 +119,7 @@ class Runs:
         run = Run(path.parent, file)
         self._runs[file.run_id] = run
         if file.state in ("RUN_STATE_STARTING", "RUN_STATE_RUNNING"):
+            file.step = run.events.last_step()
             file.error = (
                 "the trainer service ended while the run was live; start it again to go on from its last checkpoint"
             )

@@ -50,7 +50,7 @@ def wire_dtype(dtype: torch.dtype) -> common_pb2.DataType.ValueType:
 def tensor_buffer(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes, row-major; shared with it where it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return flat.numpy().data
 
 
 def weight_tensors(

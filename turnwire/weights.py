@@ -103,7 +103,8 @@ def check_specs(policy: Sequence[rollout_pb2.TensorSpec], given: Sequence[rollou
         raise MissingTensorError(f"{len(missing)} tensors are missing: {_some(missing)}")
     if extra := sorted(set(names) - wanted.keys()):
         raise ExtraTensorError(
-            f"{len(extra)} tensors are not the policy's: {_some(extra)}; a tied weight is sent once, under its first name"
+            f"{len(extra)} tensors are not the policy's: {_some(extra)}; "
+            "a tied weight is sent once, under its first name"
         )
     if len(names) != len(wanted):
         raise ExtraTensorError(f"these tensors come twice: {_some([n for n in wanted if names.count(n) > 1])}")

@@ -1,4 +1,6 @@
-"""The engine protocol: read this first, it explains all engines. `tests/rollout/engine_conformance.py` holds each to it.
+"""The engine protocol: read this first, it explains all engines.
+
+`tests/rollout/engine_conformance.py` holds each engine to it.
 
 What every engine keeps:
 

@@ -2,10 +2,10 @@
 
 Invariants:
 
-- `cached[row]` positions of a row hold keys and values of `tokens[row]` under the *current* weights. New weights set all
-  of it to 0; what is needed again is computed again.
-- A row is ACTIVE (a request generates in it), IDLE (kept for the next request of its key) or FREE. IDLE and FREE rows may
-  be taken, FREE ones first, then the least recently used; their content serves others as a prefix until then.
+- `cached[row]` positions of a row hold keys and values of `tokens[row]` under the *current* weights. New weights set
+  all of it to 0; what is needed again is computed again.
+- A row is ACTIVE (a request generates in it), IDLE (kept for the next request of its key) or FREE. IDLE and FREE rows
+  may be taken, FREE ones first, then the least recently used; their content serves others as a prefix until then.
 - Rows that share a prefix compute it once: the others copy it.
 """
 
@@ -49,9 +49,7 @@ class Rows:
         self.key: list[str | None] = [None] * count
         self._by_key: dict[str, int] = {}
         self._clock = 0
-        self._tables = [
-            table for table in vars(self).values() if isinstance(table, np.ndarray)
-        ]
+        self._tables = [table for table in vars(self).values() if isinstance(table, np.ndarray)]
 
     @property
     def active(self) -> int:
@@ -61,6 +59,13 @@ class Rows:
     def requests(self) -> list[Request]:
         """Those of all active rows."""
         return [request for request in self.request if request is not None]
+
+    def request_of(self, row: int) -> Request:
+        """The request of an active row."""
+        request = self.request[row]
+        if request is None:
+            raise RuntimeError(f"row {row} is not active")
+        return request
 
     def admit(self, request: Request) -> int:
         """Give a request a row: the one that its key left, or another. There must be one that is not active."""
@@ -150,7 +155,7 @@ class Rows:
         return True
 
     def compact(self) -> None:
-        """Move active rows down where too many others lie between them: attention runs over all rows below the highest."""
+        """Move active rows down where too many others lie between them: attention runs over all up to the highest."""
         active = np.flatnonzero(self.state == ACTIVE)
         if not active.size or int(active[-1]) + 1 <= active.size * 5 // 4 + 4:
             return
@@ -167,8 +172,8 @@ class Rows:
             self.cache.swap(one, other, int(max(self.cached[one], self.cached[other])))
         for table in self._tables:
             table[[one, other]] = table[[other, one]]
-        for items in (self.request, self.key):
-            items[one], items[other] = items[other], items[one]  # type: ignore[call-overload]
+        self.request[one], self.request[other] = self.request[other], self.request[one]
+        self.key[one], self.key[other] = self.key[other], self.key[one]
         for row in (one, other):
             if (key := self.key[row]) is not None:
                 self._by_key[key] = row

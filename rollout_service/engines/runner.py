@@ -1,5 +1,7 @@
 """The model of the transformers engine: loading it, one forward pass over a packed batch, its weights."""
 
+# ruff: noqa: N803 - names carry their shapes, as tokens_BT
+
 from __future__ import annotations
 
 import logging
@@ -118,7 +120,7 @@ class Runner:
 
     def forward(self, ids_T: Ids, positions_T: Ints, wanted: Ints, layout: StepLayout) -> torch.Tensor:
         """float32 logits [len(wanted), V] at the packed positions `wanted`."""
-        logits = self.model(
+        logits: torch.Tensor = self.model(
             input_ids=torch.from_numpy(ids_T)[None].long(),
             position_ids=torch.from_numpy(positions_T)[None],
             use_cache=False,

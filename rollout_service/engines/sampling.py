@@ -1,8 +1,10 @@
 """Sampling for a whole batch at once, with parameters of its own for each row. Pure functions.
 
-One uniform a token, from a counter-based generator (SplitMix64 over seed and position), turned into a token by the inverse
-of the cumulative distribution in token order. So a request's randomness depends on its seed and position alone.
+One uniform a token, from a counter-based generator (SplitMix64 over seed and position), turned into a token by the
+inverse of the cumulative distribution in token order. So a request's randomness depends on its seed and position alone.
 """
+
+# ruff: noqa: N803, N806 - names carry their shapes, as tokens_BT
 
 from __future__ import annotations
 

@@ -124,8 +124,7 @@ class Scheduler:
         ]
 
     def _over(self, row: int, token: int, known: int) -> bool:
-        request = self.rows.request[row]
-        assert request is not None
+        request = self.rows.request_of(row)
         if token in request.stop_ids:
             request.stop = GenerateStop.END_OF_TURN
         elif (

@@ -9,6 +9,8 @@ Slots are rows of one tensor. Sequences that decode one token lie in rows [0, hi
 over a view of these rows is an order faster than gathering rows.
 """
 
+# ruff: noqa: N803, N806, PLR0917 - names carry their shapes, as tokens_BT; all of them are needed
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -113,11 +115,10 @@ class StepLayout:
         """[T, heads, D]: each token over its own sequence up to itself."""
         if self.cache is not None:
             self.cache.write(layer, self.index, k_THD, v_THD)
-        tokens, heads, size = q_THD.shape
+        heads, size = q_THD.shape[1:]
         kv_heads = k_THD.shape[1]
         parts = []
-        if self.decoding:
-            assert self.cache is not None
+        if self.decoding and self.cache is not None:
             q = q_THD[: self.decoding].reshape(self.decoding, kv_heads, heads // kv_heads, size)
             if not self.dense:
                 q = q.new_zeros(self.high, *q.shape[1:]).index_copy_(0, self.rows, q)

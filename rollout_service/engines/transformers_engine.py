@@ -121,7 +121,9 @@ class TransformersEngine:
         if self._unadmitted >= self._config.max_waiting:
             raise ExhaustedError(f"{self._unadmitted} requests wait for the engine", retry_after=RETRY_SECONDS)
         self._unadmitted += 1
-        request = Request(job, min(size + job.max_tokens, self._runner.longest), self._runner.end_ids | job.stop_token_ids)
+        request = Request(
+            job, min(size + job.max_tokens, self._runner.longest), self._runner.end_ids | job.stop_token_ids
+        )
         if job.stop_strings:
             request.matcher = self._stops.matcher(job.stop_strings)
         return request
@@ -178,7 +180,10 @@ class TransformersEngine:
             elif self._waiting_update is not None:
                 self._give(applied, WrongOrderError("another update waits for requests to finish"))
             else:
-                apply = lambda: self._answer(applied, lambda: self._apply(tensors, specs, version))  # noqa: E731
+
+                def apply() -> None:
+                    self._answer(applied, lambda: self._apply(tensors, specs, version))
+
                 if mode is UpdateMode.WAIT:
                     self._waiting_update = apply
                 else:
@@ -285,8 +290,7 @@ class TransformersEngine:
         self._send(admitted)
 
     def _finish(self, row: int) -> None:
-        request = self._scheduler.rows.request[row]
-        assert request is not None
+        request = self._scheduler.rows.request_of(row)
         request.done = True
         self._outbox.append((request, request.delta(*self._scheduler.generated(row), request.stop)))
         self._scheduler.rows.leave(row)

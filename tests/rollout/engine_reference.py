@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ from transformers.generation.logits_process import TemperatureLogitsWarper, TopK
 
 from rollout_service.engines.base import Ids, Logprobs, Sampling, VersionSpan
 from turnwire.torch_weights import policy_tensors
+
+TOLERANCE = 1e-4
+EDGE = 1e-5
 
 
 class Reference:
@@ -52,12 +56,21 @@ class Reference:
             scores = TopPLogitsWarper(sampling.top_p)(None, scores)
         return torch.log_softmax(scores, dim=-1)
 
-    def of_sampled(self, prompt: Ids, sampled: Ids, sampling: Sampling, spans: tuple[VersionSpan, ...]) -> Logprobs:
-        """float32 [N]: of each sampled token, by a fresh pass under the version that its span names."""
-        tokens = np.concatenate([prompt, sampled])
-        result = np.zeros(len(sampled), np.float32)
-        for span in spans:
-            rows = self.logprobs(tokens, sampling, span.version)
-            for place in range(span.start, span.end):
-                result[place] = rows[len(prompt) + place - 1, int(sampled[place])]
-        return result
+    def check(
+        self, prompt: Ids, sampled: Ids, logprobs: Logprobs, sampling: Sampling, spans: Sequence[VersionSpan]
+    ) -> None:
+        """Each sampled token's logprob must be that of a fresh pass under the version that its span names.
+
+        Where rounding decides whether the last token of a nucleus is in it, both are right: a top p that is a hair
+        smaller or larger may be what agrees.
+        """
+        assert len(logprobs) == len(sampled) == (spans[-1].end if spans else 0)
+        tokens, gap = np.concatenate([prompt, sampled]), np.full(len(sampled), np.inf)
+        for edge in (0.0, -EDGE, EDGE) if sampling.top_p < 1.0 else (0.0,):
+            nearby = replace(sampling, top_p=min(1.0, max(1e-9, sampling.top_p + edge)))
+            for span in spans:
+                rows = self.logprobs(tokens, nearby, span.version)
+                for place in range(span.start, span.end):
+                    wanted = float(rows[len(prompt) + place - 1, int(sampled[place])])
+                    gap[place] = min(gap[place], abs(float(logprobs[place]) - wanted))
+        assert gap.max(initial=0.0) <= TOLERANCE, f"off by {gap.max()} at {gap.argmax()}"

@@ -6,12 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LLAMA3 = (
     "{{ '<|begin_of_text|>' }}{% for message in messages %}{% set role = 'ipython' if message['role'] == 'tool' else "
@@ -26,7 +34,8 @@ TOOL_RESPONSE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 TINY = (
-    "{%- for message in messages -%}{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}{%- endfor -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
 FORGETS_THOUGHTS = (
@@ -52,16 +61,23 @@ SPECIAL = (
     *("<|eot_id|>", "<|end|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|system|>"),
 )
 
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""Qwen's pattern, but for contractions."""
+
 _CORPUS = [
-    "the cat sat on the mat and what is 17 times 23? print(17*23) 391 select name from towns; user assistant tool system",
-    "naïve café, 東京 and emoji 🙂 are text as well <python> </python> <answer> </answer> [1] Title: text\n\n\tdef f(x): return x",
+    "the cat sat on the mat and what is 17 times 23? print(17*23) 391",
+    "select name from towns; user assistant tool system",
+    "naïve café, 東京 and emoji 🙂 are text as well <python> </python> <answer> </answer>",
+    "[1] Title: text\n\n\tdef f(x): return x",
 ]
 
 
 def make_tokenizer(template: str = CHATML) -> PreTrainedTokenizerFast:
-    """Byte-level BPE as GPT-2, Llama 3 and Qwen have it: several tokens to a word, some tokens inside a character."""
+    """Byte-level BPE as Llama 3 and Qwen have it: several tokens to a word, some tokens inside a character."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_WORDS), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
@@ -94,7 +110,8 @@ def make_config(kind: str, vocabulary: int, **changes: Any) -> Any:
     }
     if kind == "qwen3":
         shape["head_dim"] = 16
-    return {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[kind](**{**shape, **changes})
+    kinds = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+    return kinds[kind](**{**shape, **changes})
 
 
 def make_model(folder: Path, kind: str = "llama", template: str = CHATML, seed: int = 0, **changes: Any) -> Path:

@@ -74,7 +74,11 @@ async def test_every_case_has_its_outcome_and_leaves_nothing(backend: ProcessBac
             failures.append(f"one of {[case.id for case in batch]} left processes")
             before = _processes()
     assert not failures, "\n\n".join(failures)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    for _ in range(100):  # large workspaces of the restricted tier are deleted in the background
+        if len(os.listdir("/proc/self/fd")) <= descriptors:
+            break
+        await asyncio.sleep(0.1)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert backend.stats().running == 1
 
 

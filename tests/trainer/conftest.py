@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of 60 thousand parameters with the shipped policy's tokenizer and chat template."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import torch  # noqa: PLC0415 - some of these tests need no torch
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)

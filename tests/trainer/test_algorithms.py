@@ -137,7 +137,9 @@ def test_the_losses_of_micro_batches_add_up_to_the_loss_of_the_batch(name: str, 
     loss = PolicyLoss(config)
     loss.begin(tokens=int(mask.sum()), rows=len(mask), longest=mask.shape[1])
     whole, _ = loss(logprobs, old, advantages, mask)
-    parts = sum(loss(logprobs[i : i + 5], old[i : i + 5], advantages[i : i + 5], mask[i : i + 5])[0] for i in (0, 5, 10))
+    parts = sum(
+        loss(logprobs[i : i + 5], old[i : i + 5], advantages[i : i + 5], mask[i : i + 5])[0] for i in (0, 5, 10)
+    )
     assert torch.allclose(whole, torch.as_tensor(parts), rtol=1e-5)
 
 

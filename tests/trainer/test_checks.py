@@ -30,7 +30,10 @@ def test_a_good_config_has_no_problem(model_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"algorithm__advantage_estimator": "grop"}, "algorithm.advantage_estimator: unknown: 'grop'; did you mean 'grpo'?"),
+        (
+            {"algorithm__advantage_estimator": "grop"},
+            "algorithm.advantage_estimator: unknown: 'grop'; did you mean 'grpo'?",
+        ),
         ({"algorithm__advantage_estimator": "gae"}, "'gae' cannot run here: it needs the values of a trained critic"),
         ({"algorithm__policy_loss": "gsop"}, "algorithm.policy_loss: unknown: 'gsop'; did you mean 'gspo'?"),
         ({"algorithm__loss_aggregation": "token_mean"}, "did you mean 'token-mean'?"),
@@ -56,6 +59,7 @@ def test_a_good_config_has_no_problem(model_path: Path) -> None:
         ({"reward": {"name": "exactmatch"}}, "reward.name: unknown reward 'exactmatch'; did you mean 'exact_match'?"),
         ({"data__train": [{"kind": "jsonl", "path": "nothing.jsonl"}]}, "data.train.0.path: there is no file"),
         ({"model": {"path": "./nothing"}}, "model.path: there is no model in"),
+        ({"data__eval": [{**DEMO[1], "start": 49}]}, "data.eval.0: has tasks that data.train.1 trains on"),
         ({"tools": ["pyton"]}, "tools: no tool 'pyton' is served; did you mean 'python'?"),
     ],
 )
@@ -81,7 +85,7 @@ def test_all_problems_are_said_at_once(model_path: Path) -> None:
         ({"data__train": [{"kind": "parquet"}]}, "a parquet source needs `path`"),
         ({"data__train": [{"kind": "jsonl", "path": "x", "generator": "demo"}]}, "reads no `generator`"),
         ({"data__train": [{"kind": "csv", "path": "x"}]}, "data.train.0.kind"),
-        ({"training": {"steps": 0}}, "training.steps"),
+        ({"training": {"prompts_per_step": 0}}, "training.prompts_per_step"),
         ({"optimizer": {"learning_rte": 1}}, "did you mean 'learning_rate'?"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from trainer_harness import attempt, task
 from trainer_service.config import RewardConfig
 from trainer_service.data import generators
 from trainer_service.judging import Judge, RewardError
+from trainer_service.rewards import registry
 from trainer_service.rewards.base import Score, ToolOutcome
 from trainer_service.rewards.numeric import parse_number
 from trainer_service.rewards.registry import Judges, RewardRegistry
@@ -216,10 +218,6 @@ def test_a_reward_file_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 
 def test_rewards_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib.metadata import EntryPoint
-
-    from trainer_service.rewards import registry
-
     points = [EntryPoint("mine", "trainer_service.rewards.qa_f1:QaF1", registry.GROUP)]
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     found = RewardRegistry()

@@ -28,7 +28,7 @@ HELD_OUT = [
 ]
 
 
-def run_values(model: Path | str, **sections: Any) -> dict[str, Any]:
+def run_values(model: Path | str, /, **sections: Any) -> dict[str, Any]:
     """A small run's config as plain values; keys of `sections` are dotted names written with `__`."""
     values: dict[str, Any] = {
         "name": "test",
@@ -53,7 +53,7 @@ def run_values(model: Path | str, **sections: Any) -> dict[str, Any]:
     return values
 
 
-def run_config(model: Path | str = "nowhere", **sections: Any) -> RunConfig:
+def run_config(model: Path | str = "nowhere", /, **sections: Any) -> RunConfig:
     """The same as a RunConfig."""
     return convert(run_values(model, **sections), RunConfig)
 
@@ -85,9 +85,7 @@ def attempt(answer: str | None, *outcomes: ToolOutcome) -> Attempt:
     return Attempt((TurnText("action", "observation", outcomes),), answer)
 
 
-def judged(
-    sequence: TokenSequence, reward: float, key: str = "k", parts: Mapping[str, float] | None = None
-) -> Judged:
+def judged(sequence: TokenSequence, reward: float, key: str = "k", parts: Mapping[str, float] | None = None) -> Judged:
     """A judged trajectory around a sequence."""
     segment = rollout_pb2.Segment(
         token_ids=to_tensor(sequence.token_ids),

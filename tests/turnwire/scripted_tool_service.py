@@ -23,6 +23,8 @@ class ScriptedToolService(tool_pb2_grpc.ToolServiceServicer):
         """Turns whose stream is lost after the turn was executed and before it is answered, once each."""
         self.end_before_answer: set[int] = set()
         """The same, ending as a clean end of stream."""
+        self.full_at: set[int] = set()
+        """Turns that are refused as RESOURCE_EXHAUSTED, without being executed, once each."""
         self.lease = 2.0
         self.delay = 0.0
 
@@ -56,6 +58,9 @@ class ScriptedToolService(tool_pb2_grpc.ToolServiceServicer):
                 yield tool_pb2.InteractResponse(closed=tool_pb2.Closed(turns_done=len(answers)))
                 return
             turn = request.action.turn
+            if turn in self.full_at:
+                self.full_at.remove(turn)
+                raise ExhaustedError("no sandbox is free", retry_after=0.05)
             if turn == len(answers):
                 self.executed.append((opening.trajectory_id, turn))
                 answers.append(request.action.text)

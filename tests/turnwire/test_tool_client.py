@@ -58,7 +58,7 @@ async def test_turns_are_answered_in_order_and_close_releases_the_session(runnin
     assert running.script.sessions == {}
 
 
-@pytest.mark.parametrize("how", ["drop_before_answer", "end_before_answer"])
+@pytest.mark.parametrize("how", ["drop_before_answer", "end_before_answer", "full_at"])
 async def test_a_turn_whose_answer_was_lost_is_sent_again_and_executed_once(
     running: Running, client: ToolClient, how: str
 ) -> None:

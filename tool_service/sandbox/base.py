@@ -16,7 +16,8 @@ Invariants that every backend keeps (tests/tool/sandbox_conformance.py runs the 
 1. `run` answers every turn with a `TurnResult` within `turn.timeout` + `GRACE_SECONDS`; it raises only
    `asyncio.CancelledError`, and then the sandbox is dead (and RuntimeError where calls overlap, a bug of the caller).
 2. A status never comes out of the text of a program. `INFRA` means that we failed, never that the program did.
-3. When `kill` returns, nothing of the sandbox is left: no process, mount, descriptor or folder.
+3. When `kill` returns, nothing of the sandbox is left: no process, mount or descriptor, and no folder that anybody can
+   reach (deleting a large one may go on in the background; `close` waits for it).
 4. Nothing of another sandbox or of the service is visible: files, processes, environment, memory, network.
 5. When the service dies, even by SIGKILL, its sandboxes die by themselves.
 6. Memory that the service spends on a sandbox is bounded, whatever the program prints or returns.

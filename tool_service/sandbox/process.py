@@ -161,8 +161,7 @@ class ProcessBackend(SandboxBackend):
         if zygote is not None:
             await zygote.close()
 
-    def _on_gone(self, sandbox_id: str, strays: int) -> None:
-        self._leaked_removed += strays
+    def _on_gone(self, sandbox_id: str) -> None:
         self._forget(sandbox_id, infra=False)
 
     def _on_death(self) -> None:
@@ -172,26 +171,15 @@ class ProcessBackend(SandboxBackend):
             self._forget(sandbox_id, infra=True)
 
     def _forget(self, sandbox_id: str, infra: bool) -> None:
-        if self._mode == "isolated":
-            self._free(sandbox_id, infra)
-        else:
-            task = asyncio.get_running_loop().create_task(self._clean_up(sandbox_id, infra))
-            self._cleaning.add(task)
-            task.add_done_callback(self._cleaning.discard)
-
-    async def _clean_up(self, sandbox_id: str, infra: bool) -> None:
-        try:
-            await asyncio.to_thread(self._scratch.remove, sandbox_id)
-        except OSError as error:
-            log.warning("a workspace could not be removed: %s", error)
-        finally:
-            self._free(sandbox_id, infra)
-
-    def _free(self, sandbox_id: str, infra: bool) -> None:
         sandbox = self._sandboxes.pop(sandbox_id, None)
         uid = self._uid_of.pop(sandbox_id, None)
         if uid is not None:
             self._uids_free.append(uid)
+        retired = self._scratch.retire(sandbox_id)
+        if retired:
+            task = asyncio.get_running_loop().create_task(asyncio.to_thread(self._scratch.remove, retired))
+            self._cleaning.add(task)
+            task.add_done_callback(self._cleaning.discard)
         if sandbox is not None:
             sandbox.gone(infra)
 

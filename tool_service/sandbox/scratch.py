@@ -32,9 +32,18 @@ class Scratch:
             os.chown(path, uid, -1)
         return folder
 
-    def remove(self, sandbox_id: str) -> None:
-        if self._root:
-            _remove_tree(f"{self._root}/{sandbox_id}")
+    def retire(self, sandbox_id: str) -> str:
+        """Take a dead sandbox's folder out of everybody's reach, at once; its new path, empty if there is none.
+        Removing what is in it can take long: `remove`, in another thread."""
+        old, new = f"{self._root}/{sandbox_id}", f"{self._root}/.retired-{sandbox_id}"
+        if not self._root or not os.path.isdir(old):
+            return ""
+        os.rename(old, new)
+        os.chown(new, os.geteuid(), -1)
+        return new
+
+    def remove(self, retired: str) -> None:
+        _remove_tree(retired)
 
     def sweep(self) -> int:
         """Remove what dead services of this user left; the number of sandboxes' folders removed."""

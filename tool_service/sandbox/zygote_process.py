@@ -26,15 +26,13 @@ class _Event(msgspec.Struct):
     event: str
     id: str = ""
     reason: str = ""
-    status: int = 0
-    strays: int = 0
 
 
 class ZygoteProcess:
-    """One zygote. `on_gone(id, strays)` is called when nothing of a sandbox is left; `on_death()` when the zygote dies
+    """One zygote. `on_gone(id)` is called when nothing of a sandbox is left; `on_death()` when the zygote dies
     by itself, with all its sandboxes."""
 
-    def __init__(self, on_gone: Callable[[str, int], None], on_death: Callable[[], None]) -> None:
+    def __init__(self, on_gone: Callable[[str], None], on_death: Callable[[], None]) -> None:
         self._on_gone = on_gone
         self._on_death = on_death
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,7 +90,7 @@ class ZygoteProcess:
         if event.event == "failed":
             log.error("the sandbox zygote failed: %s", event.reason)
             return
-        self._on_gone(event.id, event.strays)
+        self._on_gone(event.id)
 
     def _detach(self) -> None:
         self.alive = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
 def main() -> None:
@@ -17,18 +19,19 @@ def main() -> None:
     _say({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        right = [parse(_as_latex(text), parsing_timeout=None) for text in request["right"]]
+        right = [_read(text, parse) for text in request["right"]]
         if not all(right):
             _say({"error": f"math-verify cannot read the ground truth {request['right']!r}"})
             continue
-        given = parse(_as_latex(request["given"]), parsing_timeout=None)
+        given = _read(request["given"], parse)
         equal = any(verify(gold, given, timeout_seconds=None) for gold in right)
         _say({"equal": equal})
 
 
-def _as_latex(text: str) -> str:
-    """math-verify finds LaTeX between dollars, and plain expressions anywhere."""
-    return f"${text}$" if "\\" in text and "$" not in text else text
+def _read(text: str, parse: Callable[..., list[Any]]) -> list[Any]:
+    """All readings of a text: as LaTeX, which math-verify looks for between dollars, and as what it finds in it."""
+    whole = [] if "$" in text else parse(f"${text}$", parsing_timeout=None)
+    return [*whole, *parse(text, parsing_timeout=None)]
 
 
 def _say(message: dict[str, object]) -> None:

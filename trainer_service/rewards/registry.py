@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -54,9 +55,11 @@ class RewardRegistry:
             spec = importlib.util.spec_from_file_location(name, path)
             assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - a .py file has both
             module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module  # where Python looks up the annotations of its classes
             try:
                 spec.loader.exec_module(module)
             except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it is reported by file
+                del sys.modules[name]
                 self._problems.append(Problem("reward.folders", f"{path} cannot be loaded: {error!r}"))
                 continue
             if not self._add_module(module, str(path)):

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from rich.console import Console
 
 from turnwire import config as config_files
 from turnwire.cli import launch, output
-from turnwire.cli.check import report
 from turnwire.cli.progress import LiveView, LogView, RunState
 from turnwire.cli.services import Services
 from turnwire.cli.summary import print_summary, summary_json
@@ -66,8 +66,6 @@ def command(
         raise click.UsageError("which config? As `turnwire train demo`, or `turnwire train my.yaml`.")
     found = launch.examine(config, overrides, services=target is None)
     resolved = found.usable()
-    if found.warnings:
-        report(found)
     if target is None and resolved.services is None:
         raise ConfigError(
             [Problem("services", "missing; name a running trainer with --target HOST:PORT")], found.source
@@ -109,11 +107,13 @@ def carry_out(job: Job, console: Console) -> RunState:
 async def _run(job: Job, console: Console) -> RunState:
     async with _trainer(job) as (target, services, run_id), TrainerClient(target) as trainer:
         await trainer.wait_until_ready()
+        since = time.time()
         started = await trainer.start_run(run_id, config_files.dump(job.config.run))
-        if services is not None:
+        if services is None:  # another clock, and a run that may be live already: all of it is shown
+            since = started.started_at.ToDatetime(datetime.UTC).timestamp()
+        else:
             resolved = Path(started.folder) / launch.RESOLVED_NAME
             resolved.write_text(config_files.dump(job.config), encoding="utf-8")
-        since = started.started_at.ToDatetime(datetime.UTC).timestamp()
         state = RunState(run_id, job.config.run.training.steps, started.folder, since)
         tasks = {asyncio.create_task(_watch(trainer, state, console))}
         if services is not None:

@@ -65,6 +65,9 @@ _SERVICE_CONFIG = {
     ]
 }
 
+_LOST_WHILE_WRITING = "Internal error from Core"
+"""What grpc.aio makes of a write that found the stream gone, whatever the reason; the true status is lost with it."""
+
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -110,6 +113,8 @@ def translate(error: FailedCall, peer: str = "") -> TurnwireError:
                 retry_after = retry.retry_delay.ToTimedelta().total_seconds()
             elif detail.Unpack(request):
                 problems += [Problem(item.field, item.description) for item in request.field_violations]
+    if error.code() is grpc.StatusCode.INTERNAL and details == _LOST_WHILE_WRITING:
+        return UnavailableError(f"{peer}: the stream was lost while sending" if peer else "lost while sending")
     if problems:
         return ConfigError(problems, details.partition("\n")[0].rpartition(": ")[0] or "config")
     kind = error_class(error.code())

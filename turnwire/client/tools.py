@@ -229,7 +229,9 @@ class ToolSession:
         longer than the limit; after any error, and after a cancelled turn, the session can only be closed.
         """
         if not self._usable:
-            raise WrongOrderError(f"the session of {self.trajectory_id} is closed, or had a turn that failed")
+            raise WrongOrderError(
+                f"the session of {self.trajectory_id} is closed, busy with a turn, or had one that failed"
+            )
         turn = tool_pb2.ActionTurn(turn=self.turns_done)
         if isinstance(action, str):
             turn.text = action
@@ -261,7 +263,7 @@ class ToolSession:
                 return (await self._stream.exchange(request)).observation
             except _StreamEndedError as ended:
                 lost = self._reason(ended)
-                if not isinstance(lost, UnavailableError | CancelledByPeerError):
+                if not isinstance(lost, UnavailableError | CancelledByPeerError | ExhaustedError):
                     raise lost from ended
             logger.info("session of %s: %s; taking it up again", self.trajectory_id, lost)
             backoff = backoff or Backoff(self.lease)
@@ -273,11 +275,14 @@ class ToolSession:
 
     async def _connect(self, backoff: Backoff) -> None:
         """Open the session, or open it again; as long as `backoff` allows while the service is full or out of reach."""
+        reason: TurnwireError | None = None
         while True:
             try:
                 await self._open_stream(backoff.left())
             except (UnavailableError, ExhaustedError, CancelledByPeerError) as error:
-                await backoff.pause(error)
+                # An attempt that was cut short by the end of patience says less than the one before.
+                reason = reason if reason is not None and not backoff.left() else error
+                await backoff.pause(reason)
             else:
                 return
 

@@ -39,7 +39,7 @@ class _StopReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     STOP_REASON_NO_ACTION: _StopReason.ValueType  # 5
     """The policy ended its turn with neither a tool call nor a final answer."""
     STOP_REASON_CANCELLED: _StopReason.ValueType  # 6
-    """The caller cancelled."""
+    """The caller cancelled, or the trajectory's time was over."""
     STOP_REASON_INFRA_ERROR: _StopReason.ValueType  # 7
     """Our infrastructure failed. Never training data; `Trajectory.error` says what failed."""
 
@@ -58,7 +58,7 @@ STOP_REASON_TOOL_DONE: StopReason.ValueType  # 4
 STOP_REASON_NO_ACTION: StopReason.ValueType  # 5
 """The policy ended its turn with neither a tool call nor a final answer."""
 STOP_REASON_CANCELLED: StopReason.ValueType  # 6
-"""The caller cancelled."""
+"""The caller cancelled, or the trajectory's time was over."""
 STOP_REASON_INFRA_ERROR: StopReason.ValueType  # 7
 """Our infrastructure failed. Never training data; `Trajectory.error` says what failed."""
 Global___StopReason: typing_extensions.TypeAlias = StopReason
@@ -272,7 +272,7 @@ class SamplingParams(google.protobuf.message.Message):
     TOP_K_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     temperature: builtins.float
-    """0 is greedy. Unset: 1."""
+    """0 is greedy: the choice is certain, so each log-probability is 0. Unset: 1."""
     top_p: builtins.float
     """In (0, 1]. Unset: 1."""
     top_k: builtins.int

@@ -298,7 +298,7 @@ class Trajectory(google.protobuf.message.Message):
     trajectory_id: builtins.str
     stop_reason: turnwire.v1.common_pb2.StopReason.ValueType
     error: builtins.str
-    """For INFRA_ERROR: what failed."""
+    """For INFRA_ERROR: what failed. For CANCELLED: set when trajectory_timeout was over."""
     final_answer: builtins.str
     """The final answer's text, without its tags. Unset when there is none."""
     @property
@@ -613,7 +613,9 @@ class WeightUpdate(google.protobuf.message.Message):
     TENSORS_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """Above the current version."""
+    """Any but the current one; a trainer that resumes from a checkpoint may come with a lower one. The current one
+    with the same weights again is answered the same and changes nothing.
+    """
     mode: Global___WeightUpdateMode.ValueType
     @property
     def stream(self) -> Global___StreamSource:
@@ -624,7 +626,9 @@ class WeightUpdate(google.protobuf.message.Message):
         """A safetensors file that both sides see."""
 
     @property
-    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
+    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TensorSpec]:
+        """Exactly the policy's tensors (GetWeightInfo). For a file it may be empty: then the file's own are taken."""
+
     def __init__(
         self,
         *,

@@ -7,7 +7,7 @@ library only. Messages on its SOCK_SEQPACKET socket are JSON objects:
     out  started {"event": "started"} or {"event": "failed", "reason"}
     in   create  {"op": "create", "id", "uid", "workspace", "limits"} and the sandbox's stream socket (SCM_RIGHTS)
     in   kill    {"op": "kill", "id"}
-    out  gone    {"event": "gone", "id", "status", "strays"}     when nothing of the sandbox is left
+    out  gone    {"event": "gone", "id"}     when nothing of the sandbox is left
 
 In mode `isolated` it is the first process of a PID namespace that holds every sandbox: when it dies, by whatever cause,
 the kernel kills them all. It dies when its socket closes, hence when the service does.
@@ -99,7 +99,7 @@ class Zygote:
                     linux.setns(self.own_pid_namespace, linux.CLONE_NEWPID)
         except OSError as error:
             supervisor.report_failure(stream_fd, f"the zygote could not fork: {error}")
-            self.send({"event": "gone", "id": message["id"], "status": -1, "strays": 0})
+            self.send({"event": "gone", "id": message["id"]})
             return
         self.children[pid] = (message["id"], message["uid"])
 
@@ -137,7 +137,7 @@ class Zygote:
     def reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
@@ -145,21 +145,20 @@ class Zygote:
             if pid not in self.children:
                 continue  # an orphan that only the restricted tier can leave to us
             name, uid = self.children.pop(pid)
-            strays = 0 if self.isolated else self.end_strays(uid)
-            self.send({"event": "gone", "id": name, "status": status, "strays": strays})
+            if not self.isolated:
+                self.end_strays(uid)
+            self.send({"event": "gone", "id": name})
 
-    def end_strays(self, uid: int) -> int:
-        """Restricted tier: what outlived its supervisor is a child of ours by now. Kills until none is left."""
-        count = 0
-        while True:
-            killed = processes.kill_listed(lambda: processes.strays(set(self.children), uid if self.root else None))
-            if not killed:
-                return count
-            count += killed
+    def end_strays(self, uid: int) -> None:
+        """Restricted tier: what outlived its supervisor is a child of ours by now. Until none is left."""
+
+        def left() -> list[int]:
+            return processes.strays(set(self.children), uid if self.root else None)
+
+        while processes.kill_listed(left):
             time.sleep(0.002)
-            with contextlib.suppress(ChildProcessError):
-                # Supervisors of other sandboxes stay for `reap`: they are no strays.
-                for pid in processes.strays(set(self.children), uid if self.root else None):
+            for pid in left():
+                with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
     def end_all(self) -> None:

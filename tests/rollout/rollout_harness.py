@@ -1,0 +1,208 @@
+"""A real rollout service on a real gRPC server, with a real tool service beside it, in the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from google.protobuf import json_format
+
+from rollout_service.build import build_chat, build_engine
+from rollout_service.chat import Chat
+from rollout_service.config import RolloutServiceConfig
+from rollout_service.engines.base import (
+    Engine,
+    EngineInfo,
+    GenerateDelta,
+    GenerateJob,
+    GenerateStop,
+    Ids,
+    ScoreResult,
+    UpdateMode,
+    VersionSpan,
+    WeightInfo,
+)
+from rollout_service.server import RolloutService
+from tool_service.config import ToolServiceConfig
+from tool_service.server import ToolServer
+from turnwire.client.rollout import RolloutClient
+from turnwire.config import convert
+from turnwire.serving import Server
+from turnwire.tensors import from_tensor
+from turnwire.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
+
+PLUGINS = Path(__file__).parent / "rollout_plugins"
+
+Script = Callable[[str, int], str]
+"""Trajectory id and turn to what the policy writes."""
+
+
+class ScriptedEngine(Engine):
+    """A fake: a policy that writes what the test says, which a random model cannot be made to do. It stops as an engine
+    stops, and puts an end-of-turn token where the script writes no stop."""
+
+    VERSION = 3
+
+    def __init__(self, chat: Chat, script: Script, longest: int = 4096) -> None:
+        self.chat, self.script, self.longest = chat, script, longest
+        self.jobs: list[GenerateJob] = []
+        self.released: list[str] = []
+        self.failure: Exception | None = None
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    async def pause(self) -> None: ...
+    async def resume(self) -> None: ...
+
+    async def generate(self, job: GenerateJob) -> AsyncIterator[GenerateDelta]:
+        self.jobs.append(job)
+        if self.failure is not None:
+            raise self.failure
+        name, _, turn = job.request_id.rpartition("#")
+        await asyncio.sleep(0)
+        end = next(iter(job.stop_token_ids))
+        ids = [*self.chat._encode(self.script(name, int(turn))).tolist(), end]
+        stop, count = GenerateStop.LENGTH, min(len(ids), job.max_tokens)
+        for place in range(count):
+            if ids[place] in job.stop_token_ids:
+                stop, count = GenerateStop.END_OF_TURN, place + 1
+                break
+            text = self.chat.decode(np.array(ids[: place + 1], np.int32))
+            if any(string in text for string in job.stop_strings):
+                stop, count = GenerateStop.STRING, place + 1
+                break
+        tokens = np.array(ids[:count], np.int32)
+        spans = (VersionSpan(0, count, self.VERSION),)
+        yield GenerateDelta(tokens, -np.arange(1, count + 1, dtype=np.float32), spans, stop)
+
+    async def score(self, sequences: Sequence[Ids]) -> ScoreResult:
+        raise NotImplementedError
+
+    def release(self, sequence_key: str) -> None:
+        self.released.append(sequence_key)
+
+    def info(self) -> EngineInfo:
+        return EngineInfo("scripted", "", self.longest, 1000, frozenset())
+
+    async def weight_info(self) -> WeightInfo:
+        return WeightInfo(self.VERSION, "", [])
+
+    async def apply_weights(
+        self, tensors: Mapping[str, torch.Tensor], specs: Sequence[Any], version: int, mode: UpdateMode
+    ) -> float:
+        raise NotImplementedError
+
+
+@dataclass
+class Running:
+    """A running rollout service."""
+
+    client: RolloutClient
+    service: RolloutService
+    engine: Any
+    chat: Chat
+    server: Server
+    tools: ToolServer | None
+
+    async def run(self, *tasks: rollout_pb2.RolloutTask) -> tuple[list[rollout_pb2.TurnFinished], dict[str, Any]]:
+        """All turns, and trajectories by id, each checked for what holds of every one."""
+        turns, ended = [], {}
+        async for event in self.client.run(tasks):
+            if isinstance(event, rollout_pb2.TurnFinished):
+                turns.append(event)
+            else:
+                assert event.trajectory_id not in ended
+                check_trajectory(event)
+                ended[event.trajectory_id] = event
+        return turns, ended
+
+    async def one(self, task: rollout_pb2.RolloutTask) -> tuple[list[rollout_pb2.TurnFinished], Any]:
+        turns, ended = await self.run(task)
+        return turns, ended[task.trajectory_id]
+
+
+@contextlib.asynccontextmanager
+async def tool_server(**sections: Any) -> AsyncIterator[tuple[ToolServer, str]]:
+    """A tool service with the test's tools, and without sandboxes."""
+    values = {
+        "plugins": {"directories": [str(PLUGINS)], "exclude": ["python", "sql"], "entry_points": False},
+        "sandbox": {"pool": {"ready": 0}},
+        "sessions": {"lease_seconds": 0.3},
+        **sections,
+    }
+    server = ToolServer(convert(values, ToolServiceConfig))
+    address = await server.start()
+    try:
+        yield server, address
+    finally:
+        await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def rollouts(
+    folder: Path, script: Script | None = None, *, tools: bool = True, longest: int = 4096, **settings: Any
+) -> AsyncIterator[Running]:
+    """A rollout service on a model folder: scripted, or with the real engine."""
+    async with contextlib.AsyncExitStack() as stack:
+        server, address = await stack.enter_async_context(tool_server()) if tools else (None, "")
+        settings.setdefault("tool_target", address)
+        engine_settings = {"model": str(folder), "threads": 1, **settings.pop("engine", {})}
+        config = convert({"engine": engine_settings, **settings}, RolloutServiceConfig)
+        chat = build_chat(str(folder), config.chat)
+        engine = build_engine(config.engine) if script is None else ScriptedEngine(chat, script, longest)
+        service = RolloutService(config, engine, chat)
+        await service.start()
+        stack.push_async_callback(service.close)
+        grpc_server = Server(config.server, ["turnwire.v1.RolloutService"])
+        rollout_pb2_grpc.add_RolloutServiceServicer_to_server(service, grpc_server.grpc)
+        await grpc_server.start()
+        stack.push_async_callback(grpc_server.stop, 0)
+        client = await stack.enter_async_context(RolloutClient(grpc_server.address))
+        yield Running(client, service, engine, chat, grpc_server, server)
+
+
+def check_trajectory(trajectory: rollout_pb2.Trajectory) -> None:
+    """Tensors, mask, spans and turns must agree, however the trajectory ended."""
+    (segment,) = trajectory.segments
+    tokens = from_tensor(segment.token_ids, np.int32)
+    mask, logprobs = from_tensor(segment.loss_mask, np.uint8), from_tensor(segment.logprobs, np.float32)
+    assert len(tokens) == len(mask) == len(logprobs) >= segment.prompt_length > 0
+    wanted = np.zeros(len(tokens), np.uint8)
+    place = segment.prompt_length
+    for number, turn in enumerate(segment.turns):
+        assert (turn.index, turn.action_start) == (number, place)
+        assert turn.action_start < turn.action_end <= turn.observation_end
+        wanted[turn.action_start : turn.action_end] = 1
+        place = turn.observation_end
+    assert place == len(tokens)
+    assert mask.tolist() == wanted.tolist()
+    assert not logprobs[mask == 0].any()
+    covered = [position for span in segment.weight_spans for position in range(span.start, span.end)]
+    assert covered == np.flatnonzero(mask).tolist()
+
+
+def tokens_of(trajectory: rollout_pb2.Trajectory) -> list[int]:
+    return from_tensor(trajectory.segments[0].token_ids, np.int32).tolist()
+
+
+def reason(trajectory: rollout_pb2.Trajectory) -> str:
+    return common_pb2.StopReason.Name(trajectory.stop_reason).removeprefix("STOP_REASON_")
+
+
+def data_of(result: rollout_pb2.ToolResult) -> dict[str, Any]:
+    return json_format.MessageToDict(result.data)
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.005)

@@ -1,0 +1,88 @@
+"""What `turnwire check` says about a rollout service's config, and the service's process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import NUMBERS_TURNS, TINY, make_model
+
+from rollout_service.config import RolloutServiceConfig, check
+from turnwire import connect
+from turnwire.config import convert
+from turnwire.errors import ConfigError
+
+
+def test_good_config_has_no_problems(tmp_path: Path) -> None:
+    folder = make_model(tmp_path)
+    assert check(convert({"engine": {"model": str(folder)}, "tool_target": "127.0.0.1:5"}, RolloutServiceConfig)) == []
+
+
+def test_every_problem_is_named_with_its_key(tmp_path: Path) -> None:
+    values = {
+        "engine": {"model": str(tmp_path / "none"), "max_model_tokens": 100},
+        "chat": {"template": str(tmp_path / "none.jinja")},
+        "tool_target": "localhost",
+        "limits": {"max_trajectory_tokens": 200},
+        "max_trajectories": 5,
+    }
+    problems = check(convert(values, RolloutServiceConfig), "services.rollout")
+    assert [problem.key.removeprefix("services.rollout.") for problem in problems] == [
+        "engine.model",
+        "chat.template",
+        "tool_target",
+        "limits.max_trajectory_tokens",
+        "max_trajectories",
+    ]
+
+
+def test_folder_without_a_model_is_a_problem(tmp_path: Path) -> None:
+    problems = check(convert({"engine": {"model": str(tmp_path)}}, RolloutServiceConfig))
+    assert [problem.message.split(" holds no ")[1].split(";")[0] for problem in problems] == [
+        "config.json",
+        "tokenizer_config.json",
+    ]
+
+
+def test_cache_smaller_than_the_batch_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cached_sequences is 3"):
+        convert({"engine": {"model": "x", "cached_sequences": 3}}, RolloutServiceConfig)
+
+
+def test_config_is_light() -> None:
+    code = "import sys, rollout_service.config; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def serve(tmp_path: Path, text: str) -> subprocess.Popen[str]:
+    path = tmp_path / "rollout.yaml"
+    path.write_text(text)
+    return subprocess.Popen(
+        [sys.executable, "-m", "rollout_service", "--config", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_process_serves_until_sigterm(tmp_path: Path) -> None:
+    process = serve(tmp_path, f"engine: {{model: {make_model(tmp_path / 'model', template=TINY)}}}\n")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("listening on 127.0.0.1:")
+    with connect(rollout=line.split()[-1]) as client:
+        assert len(client.rollout.generate([5, 6, 7], 6).token_ids) == 6
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def test_process_says_what_is_wrong_and_exits_2(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", template=NUMBERS_TURNS)
+    process = serve(tmp_path, f"engine: {{model: {folder}}}\n")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "chat.template: this chat template cannot be used for turns" in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,270 @@
+"""Whole runs through the three real services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+from services import (
+    TrainerProcess,
+    all_services,
+    finished,
+    last_state,
+    letters_run,
+    notices,
+    rollout_service,
+    tool_service,
+    trainer_service,
+    watch,
+)
+
+from trainer_service.ledger import audit
+from turnwire.client.trainer import TrainerClient
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open() as file:
+        yield from map(json.loads, file)
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    return [entry for entry in lines(folder / "metrics.jsonl") if entry["kind"] == "step"]
+
+
+EXPECTED = {
+    *("reward/demo/sql", "reward/mean", "tool_use/demo/sql", "tool_use/mean", "tokens_per_second", "staleness/mean"),
+    *(f"time/{part}_seconds" for part in ("step", "waiting", "forward", "backward", "sync")),
+    *("loss", "tokens/mask_fraction", "entropy", "canary/mean_gap", "gradient_norm", "clip_fraction", "kl/old"),
+}
+COMPARED = ("loss", "reward/mean", "gradient_norm", "tokens/sampled", "kl/old", "entropy")
+
+
+def same_steps(one: Path, other: Path) -> None:
+    """Both runs trained on the same tasks in the same order, with the same losses."""
+    left, right = steps(one), steps(other)
+    assert [entry["step"] for entry in left] == [entry["step"] for entry in right]
+    for a, b in zip(left, right, strict=True):
+        for name in COMPARED:
+            assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-5), (a["step"], name)
+    assert [e["key"] for e in lines(one / "ledger.jsonl")] == [e["key"] for e in lines(other / "ledger.jsonl")]
+
+
+async def test_a_run_trains_evaluates_and_leaves_everything_behind(model_path: Path, tmp_path: Path) -> None:
+    values = letters_run(
+        model_path,
+        evaluation={"every": 2},
+        optimizer={"learning_rate": 0.01},
+        metrics={"tensorboard": True, "trajectories_per_step": 5},
+    )
+    async with all_services(model_path, tmp_path) as (client, _):
+        events = await finished(client, "one", values)
+        run = await client.get_run("one")
+    folder = tmp_path / "one"
+    assert last_state(events) == ("FINISHED", "")
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert (run.step, run.total_steps, run.folder) == (3, 3, str(folder))
+    for name in ("config.yaml", "summary.json", "learning_curves.png", "tensorboard", "checkpoints/step-000003/model"):
+        assert (folder / name).exists(), name
+    summary = json.loads((folder / "summary.json").read_text())
+    assert set(summary["accuracy"]) == {"demo/python", "demo/sql", "demo/search"}
+    assert set(summary["evaluations"]) == {"0", "2", "3"}
+    assert summary["ledger"] == {"trained": 48, "filtered": 0, "evaluated": 36, "failed": 0, "failures": {}}
+    assert audit(folder / "ledger.jsonl") == {"counts": {"trained": 48, "evaluated": 36}, "failures": {}, "twice": []}
+    step = steps(folder)[0]
+    assert set(step) >= EXPECTED
+    assert step["logprob_gap/mean"] < 1e-4
+    assert step["canary/worst_gap"] < 1e-4
+    train = list(lines(folder / "trajectories" / "train.jsonl"))
+    assert len(train) == 15
+    for record in train:
+        for segment in record["segments"]:
+            length = len(segment["token_ids"])
+            assert length == len(segment["tokens"]) == len(segment["loss_mask"]) == len(segment["logprobs"])
+            assert sum(segment["loss_mask"]) == sum(end - start for start, end, _ in segment["weight_versions"])
+            assert {version for _, _, version in segment["weight_versions"]} == {record["step"]}
+            for turn in segment["turns"]:
+                assert all(segment["loss_mask"][turn["action_start"] : turn["action_end"]])
+                assert not any(segment["loss_mask"][turn["action_end"] : turn["observation_end"]])
+    assert len(list(lines(folder / "trajectories" / "eval.jsonl"))) == 36
+
+
+async def test_a_policy_learns_what_it_is_rewarded_for(model_path: Path, tmp_path: Path) -> None:
+    values = letters_run(model_path, training={"steps": 12}, optimizer={"learning_rate": 0.02}, data__eval=[])
+    async with all_services(model_path, tmp_path) as (client, _):
+        await finished(client, "one", values)
+    rewards = [entry["reward/mean"] for entry in steps(tmp_path / "one")]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+async def test_a_killed_run_goes_on_exactly_where_it_was(seed: int, model_path: Path, tmp_path: Path) -> None:
+    values = letters_run(
+        model_path,
+        seed=seed,
+        training={"steps": 6},
+        checkpoint={"every": 2},
+        evaluation={"every": 3},
+        optimizer={"learning_rate": 0.01, "warmup_steps": 2, "schedule": "linear"},
+        algorithm={"policy_loss": "clip_cov", "mini_batches": 2},
+    )
+    draw = random.Random(seed)
+    async with tool_service() as tools, rollout_service(model_path, tools) as (rollout, _):
+        async with trainer_service(rollout, tmp_path / "whole") as client:
+            await finished(client, "run", values)
+        seen = 0
+        for kill_after in (draw.randint(1, 3), draw.randint(4, 5), None):
+            trainer = await TrainerProcess.start(rollout, tmp_path / "killed")
+            try:
+                async with TrainerClient(trainer.address) as client:
+                    await client.start_run("run", yaml.safe_dump(values))
+                    async for event in client.watch_run("run", seen + 1):
+                        assert event.sequence == seen + 1
+                        seen = event.sequence
+                        if (
+                            kill_after is not None
+                            and event.WhichOneof("event") == "step"
+                            and event.step.step == kill_after
+                        ):
+                            await asyncio.sleep(draw.uniform(0, 0.3))
+                            break
+                    else:
+                        assert last_state([event]) == ("FINISHED", "")
+            finally:
+                await trainer.kill()
+    one, other = tmp_path / "whole" / "run", tmp_path / "killed" / "runs" / "run"
+    same_steps(one, other)
+    assert audit(other / "ledger.jsonl") == {"counts": {"trained": 96, "evaluated": 36}, "failures": {}, "twice": []}
+    evaluations = [json.loads((folder / "summary.json").read_text())["evaluations"] for folder in (one, other)]
+    for step, accuracy in evaluations[0].items():
+        assert evaluations[1][step] == pytest.approx(accuracy, abs=1e-4)
+    weights = [torch.load(f / "checkpoints/step-000006/learner.pt", weights_only=True) for f in (one, other)]
+    assert weights[0]["steps_done"] == weights[1]["steps_done"] == 12
+
+
+async def test_a_run_waits_out_a_tool_service_that_is_away(model_path: Path, tmp_path: Path) -> None:
+    """No trajectory of the outage is trained on, with reward 0 or otherwise; none is lost."""
+    values = letters_run(model_path, training={"steps": 4}, data__eval=[])
+    async with AsyncExitStack() as stack:
+        first = AsyncExitStack()
+        tools = await first.enter_async_context(tool_service())
+        port = int(tools.rpartition(":")[2])
+        rollout, _ = await stack.enter_async_context(rollout_service(model_path, tools))
+        client = await stack.enter_async_context(trainer_service(rollout, tmp_path))
+        await client.start_run("run", yaml.safe_dump(values))
+        async for event in client.watch_run("run"):
+            if event.WhichOneof("event") == "step" and event.step.step == 1:
+                await first.aclose()
+            if event.WhichOneof("event") == "notice" and "infrastructure" in event.notice.text:
+                break
+        await asyncio.sleep(1.0)
+        assert (await client.get_run("run")).step == 1
+        await stack.enter_async_context(tool_service(port))
+        events = await watch(client, "run")
+    assert last_state(events) == ("FINISHED", "")
+    assert audit(tmp_path / "run" / "ledger.jsonl") == {"counts": {"trained": 64}, "failures": {}, "twice": []}
+    assert sum(entry["trajectories/retried"] for entry in steps(tmp_path / "run")) > 0
+    assert all(entry["stop_reason"] != "INFRA_ERROR" for entry in lines(tmp_path / "run/trajectories/train.jsonl"))
+
+
+async def test_a_rollout_service_that_restarts_gets_the_current_weights_and_everything_again(
+    model_path: Path, tmp_path: Path
+) -> None:
+    values = letters_run(model_path, training={"steps": 4}, optimizer={"learning_rate": 0.01}, data__eval=[])
+    async with AsyncExitStack() as stack:
+        tools = await stack.enter_async_context(tool_service())
+        first = AsyncExitStack()
+        rollout, _ = await first.enter_async_context(rollout_service(model_path, tools))
+        port = int(rollout.rpartition(":")[2])
+        client = await stack.enter_async_context(trainer_service(rollout, tmp_path))
+        await client.start_run("run", yaml.safe_dump(values))
+        async for event in client.watch_run("run"):
+            if event.WhichOneof("event") == "step" and event.step.step == 2:
+                break
+        await first.aclose()
+        await asyncio.sleep(0.3)
+        await stack.enter_async_context(rollout_service(model_path, tools, port))
+        events = await watch(client, "run")
+    assert last_state(events) == ("FINISHED", "")
+    assert any("waiting for the rollout service" in text or "cannot be sent" in text for text in notices(events))
+    assert audit(tmp_path / "run" / "ledger.jsonl") == {"counts": {"trained": 64}, "failures": {}, "twice": []}
+    assert all(entry["logprob_gap/mean"] < 1e-4 for entry in steps(tmp_path / "run"))
+    assert all(entry["staleness/max"] == 0 for entry in steps(tmp_path / "run"))
+
+
+async def test_the_canary_stops_a_run_whose_engine_has_other_weights(model_path: Path, tmp_path: Path) -> None:
+    values = letters_run(model_path, training={"steps": 50}, data__eval=[])
+    async with all_services(model_path, tmp_path) as (client, service):
+        apply = service._engine.apply_weights
+
+        async def corrupted(tensors: dict[str, torch.Tensor], *arguments: Any) -> float:
+            name = next(name for name in tensors if "mlp" in name)
+            return await apply({**tensors, name: tensors[name] + 0.5}, *arguments)
+
+        await client.start_run("run", yaml.safe_dump(values))
+        async for event in client.watch_run("run"):
+            if event.WhichOneof("event") == "step" and event.step.step == 1:
+                service._engine.apply_weights = corrupted  # type: ignore[method-assign]
+        run = await client.get_run("run")
+    assert run.step < 50
+    assert "the engine's logprobs are" in run.error
+    assert "checksum" in run.error
+
+
+async def test_stale_trajectories_are_bounded_and_all_are_accounted_for(model_path: Path, tmp_path: Path) -> None:
+    values = letters_run(model_path, training={"steps": 6}, rollout={"max_staleness": 1}, data__eval=[])
+    async with all_services(model_path, tmp_path) as (client, _):
+        events = await finished(client, "run", values)
+    assert last_state(events) == ("FINISHED", "")
+    assert 0 < max(entry["staleness/max"] for entry in steps(tmp_path / "run")) <= 1
+    assert audit(tmp_path / "run" / "ledger.jsonl") == {"counts": {"trained": 96}, "failures": {}, "twice": []}
+
+
+async def test_a_stopped_run_resumes_and_a_verl_parquet_goes_through_unchanged(
+    model_path: Path, tmp_path: Path
+) -> None:
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"What is {n} plus {n}?"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(2 * n)},
+            "extra_info": {"split": "train", "index": n},
+        }
+        for n in range(20)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    values = letters_run(
+        model_path,
+        data={"train": [{"kind": "parquet", "path": str(tmp_path / "train.parquet")}], "eval": []},
+        tools=["python"],
+        training={"steps": 40},
+        rollout={"max_staleness": 1},
+        reward={"name": "numeric"},
+    )
+    async with all_services(model_path, tmp_path / "runs") as (client, _):
+        await client.start_run("run", yaml.safe_dump(values))
+        async for event in client.watch_run("run"):
+            if event.WhichOneof("event") == "step" and event.step.step == 3:
+                break
+        stopped = await client.stop_run("run")
+        assert 3 <= stopped.step < 40
+        assert last_state(await watch(client, "run"))[0] == "STOPPED"
+        events = await finished(client, "run", values)
+    assert last_state(events) == ("FINISHED", "")
+    folder = tmp_path / "runs" / "run"
+    assert [entry["step"] for entry in steps(folder)] == list(range(1, 41))
+    assert audit(folder / "ledger.jsonl") == {"counts": {"trained": 640}, "failures": {}, "twice": []}
+    keys = [entry["key"].split("/")[1] for entry in lines(folder / "ledger.jsonl")]
+    assert sorted(map(int, set(keys))) == list(range(160))

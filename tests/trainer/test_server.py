@@ -1,0 +1,90 @@
+"""The run API: repeated starts, refusals, watching across restarts, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from services import all_services, finished, last_state, letters_run, trainer_service, watch
+
+from turnwire.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    ExhaustedError,
+    InvalidRequestError,
+    NotFoundError,
+    WrongOrderError,
+)
+from turnwire.v1 import trainer_pb2 as pb
+
+
+def short(model: Path, **sections: Any) -> dict[str, Any]:
+    return letters_run(model, **{"training": {"steps": 2}, "data__eval": [], **sections})
+
+
+async def test_a_repeated_start_is_the_same_run_and_another_config_is_refused(model_path: Path, tmp_path: Path) -> None:
+    values = short(model_path, training={"steps": 30})
+    async with all_services(model_path, tmp_path) as (client, _):
+        first, second = await asyncio.gather(*(client.start_run("run", yaml.safe_dump(values)) for _ in range(2)))
+        assert first.run_id == second.run_id == "run"
+        with pytest.raises(AlreadyExistsError, match="exists with another config"):
+            await client.start_run("run", yaml.safe_dump({**values, "seed": 9}))
+        with pytest.raises(ExhaustedError, match="run 'run' is live, and one is the limit"):
+            await client.start_run("other", yaml.safe_dump(values))
+        stopped = await client.stop_run("run")
+        assert stopped.state == pb.RUN_STATE_STOPPED
+        with pytest.raises(WrongOrderError, match="is not live: STOPPED"):
+            await client.stop_run("run")
+        assert [run.run_id for run in await client.list_runs()] == ["run"]
+
+
+async def test_a_restarted_trainer_knows_its_runs_and_their_events_go_on(model_path: Path, tmp_path: Path) -> None:
+    async with all_services(model_path, tmp_path) as (client, _):
+        events = await finished(client, "run", short(model_path))
+        again = await client.start_run("run", yaml.safe_dump(short(model_path)))
+        assert again.state == pb.RUN_STATE_FINISHED
+    async with trainer_service("127.0.0.1:1", tmp_path) as client:
+        assert (await client.get_run("run")).state == pb.RUN_STATE_FINISHED
+        assert await watch(client, "run") == events
+        assert await watch(client, "run", 3) == events[2:]
+
+
+async def test_a_start_says_everything_that_is_wrong_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    values = letters_run(Path("/nowhere"), algorithm={"advantage_estimator": "grop"})
+    async with trainer_service("127.0.0.1:1", tmp_path) as client:
+        with pytest.raises(ConfigError) as caught:
+            await client.start_run("run", yaml.safe_dump(values))
+        assert {problem.key for problem in caught.value.problems} == {"model.path", "algorithm.advantage_estimator"}
+        with pytest.raises(ConfigError, match="unknown key; did you mean 'reward'"):
+            await client.start_run("run", yaml.safe_dump({**values, "rewad": 1}))
+        with pytest.raises(ConfigError):
+            await client.start_run("run", "{not: [yaml")
+        with pytest.raises(InvalidRequestError, match="run_id"):
+            await client.start_run("../elsewhere", yaml.safe_dump(values))
+        with pytest.raises(NotFoundError, match="there is no run 'nothing'"):
+            await client.get_run("nothing")
+        assert await client.list_runs() == []
+    assert not os.listdir(tmp_path)
+
+
+async def test_calls_are_answered_while_a_run_waits_for_its_rollout_service(model_path: Path, tmp_path: Path) -> None:
+    async with trainer_service("127.0.0.1:1", tmp_path) as client:
+        await client.start_run("run", yaml.safe_dump(short(model_path)))
+        async for event in client.watch_run("run"):
+            if event.WhichOneof("event") == "notice" and "waiting" in event.notice.text:
+                break
+        assert (await client.get_run("run", timeout=2)).state == pb.RUN_STATE_RUNNING
+        assert (await client.stop_run("run", timeout=20)).state == pb.RUN_STATE_STOPPED
+
+
+async def test_a_run_that_cannot_go_on_fails_with_the_reason(model_path: Path, tmp_path: Path) -> None:
+    values = short(model_path, reward={"name": "reasoning_gym"})  # which these tasks are not of
+    async with all_services(model_path, tmp_path) as (client, _):
+        events = await finished(client, "run", values)
+        run = await client.get_run("run")
+    assert last_state(events) == ("FAILED", run.error)
+    assert run.error.startswith("step 1: 16 of 16 trajectories failed; the first: reward reasoning_gym: ValueError")
