@@ -77,8 +77,7 @@ def evaluation_key(step: int, task: int, sample: int) -> str:
 
 
 def audit(path: Path) -> dict[str, Any]:
-    """Read a ledger file again: counts by state, the reasons of failures, and keys that ended more than once (there must
-    be none)."""
+    """Read a ledger file again: counts by state, reasons of failures, keys that ended twice (there must be none)."""
     counts: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     failures: Counter[str] = Counter()

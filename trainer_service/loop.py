@@ -220,7 +220,8 @@ class TrainingRun:
     async def _summarize(self) -> None:
         record, config = self._record, self._config
         books = await asyncio.to_thread(record.balanced_books)
-        summary = report.summary(self._id, config, self.step, self._policy.parameter_count(), record, books)
+        parameters = self._policy.parameter_count()
+        summary = report.summary(self._id, config, steps=self.step, parameters=parameters, record=record, books=books)
         write_json(self._folder / "summary.json", summary)
         curves, metrics = self._folder / "learning_curves.png", self._folder / "metrics.jsonl"
         title = f"{config.name} (seed {config.seed})"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainer_service.record import RunRecord
 
 Evaluations = Mapping[int, Mapping[str, float]]
-_SMOOTH = 0.3
+_SMOOTH = 0.5
 """Weight of the newest step in the drawn curve; the raw values stay visible behind it."""
 
 
@@ -33,7 +33,7 @@ def before_and_after(evaluations: Evaluations) -> dict[str, dict[str, float]]:
 
 
 def summary(
-    run_id: str, config: RunConfig, steps: int, parameters: int, record: RunRecord, books: dict[str, Any]
+    run_id: str, config: RunConfig, *, steps: int, parameters: int, record: RunRecord, books: dict[str, Any]
 ) -> dict[str, Any]:
     """What summary.json holds."""
     return {

@@ -36,7 +36,7 @@ from trainer_service.data.demo_tasks import DOMAINS, generate, random_name
 from trainer_service.data.task import Task
 
 MODEL_DIR: Final = Path(__file__).resolve().parent / "model"
-GUESS_SHARE: Final = 0.6
+GUESS_SHARE: Final = 0.68
 """Share of guesses in the last third of the demonstrations: what the policy then does."""
 EARLY_GUESS_SHARE: Final = 0.15
 """In the first half: a guess teaches nothing about copying, and its digits are noise in the gradient."""

@@ -22,8 +22,6 @@ FREE, IDLE, ACTIVE = 0, 1, 2
 SHARE_AT_LEAST = 8
 """Tokens that a copy must save to be worth it."""
 
-MOVES_A_STEP = 4
-
 Ints = npt.NDArray[np.int64]
 
 
@@ -49,7 +47,6 @@ class Rows:
         self.key: list[str | None] = [None] * count
         self._by_key: dict[str, int] = {}
         self._clock = 0
-        self._tables = [table for table in vars(self).values() if isinstance(table, np.ndarray)]
 
     @property
     def active(self) -> int:
@@ -153,27 +150,3 @@ class Rows:
             self.cache.copy(donor, row, int(have[donor]))
             self.cached[row] = have[donor]
         return True
-
-    def compact(self) -> None:
-        """Move active rows down where too many others lie between them: attention runs over all up to the highest."""
-        active = np.flatnonzero(self.state == ACTIVE)
-        if not active.size or int(active[-1]) + 1 <= active.size * 5 // 4 + 4:
-            return
-        holes = np.flatnonzero(self.state[: active[-1]] != ACTIVE)
-        for high, low in zip(active[::-1][:MOVES_A_STEP], holes, strict=False):
-            if low < high:
-                self._exchange(int(low), int(high))
-
-    def _exchange(self, one: int, other: int) -> None:
-        if self.state[one] == FREE:
-            self.cache.copy(other, one, int(self.cached[other]))
-            self.cached[one] = 0
-        else:
-            self.cache.swap(one, other, int(max(self.cached[one], self.cached[other])))
-        for table in self._tables:
-            table[[one, other]] = table[[other, one]]
-        self.request[one], self.request[other] = self.request[other], self.request[one]
-        self.key[one], self.key[other] = self.key[other], self.key[one]
-        for row in (one, other):
-            if (key := self.key[row]) is not None:
-                self._by_key[key] = row

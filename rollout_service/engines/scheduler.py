@@ -58,7 +58,6 @@ class Scheduler:
     def plan(self) -> Step | None:
         """The next step; None when nothing generates."""
         rows = self.rows
-        rows.compact()
         active = np.flatnonzero(rows.state == ACTIVE)
         if not active.size:
             return None

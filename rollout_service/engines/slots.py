@@ -5,8 +5,8 @@ layers. Only attention knows which token belongs to whom: it is registered with 
 step's `StepLayout` through the model's keyword arguments, writes the new keys and values into their slots, and attends
 to each sequence's own slot. So the model's code is transformers' own, whatever its architecture.
 
-Slots are rows of one tensor. Sequences that decode one token lie in rows [0, high) as far as possible, because one call
-over a view of these rows is an order faster than gathering rows.
+Slots are rows of one tensor. Sequences that decode one token are attended to in blocks of neighbouring rows, as views:
+gathering rows would cost several times the attention itself.
 """
 
 # ruff: noqa: N803, N806, PLR0917 - names carry their shapes, as tokens_BT; all of them are needed
@@ -58,11 +58,10 @@ class SlotCache:
         """Copy the first `count` positions of a row to another, in all layers."""
         self.store[:, target, :, :count] = self.store[:, source, :, :count]
 
-    def swap(self, one: int, other: int, count: int) -> None:
-        """Exchange the first `count` positions of two rows."""
-        kept = self.store[:, one, :, :count].clone()
-        self.copy(other, one, count)
-        self.store[:, other, :, :count] = kept
+    def view(self, layer: int, start: int, stop: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [rows, kv_heads, count, D] of rows [start, stop): what is there, not a copy."""
+        both = self.store[2 * layer : 2 * layer + 2, start:stop, :, :count]
+        return both[0], both[1]
 
 
 @dataclass(frozen=True)
@@ -99,16 +98,7 @@ class StepLayout:
             rows = [decode_rows, *(np.full(chunk.count, chunk.row, np.int64) for chunk in chunks)]
             places = [decode_lengths - 1, *(np.arange(c.start, c.start + c.count, dtype=np.int64) for c in chunks)]
             self.index = cache.write_index(np.concatenate(rows), np.concatenate(places))
-        if self.decoding:
-            self.high = int(decode_rows.max()) + 1
-            self.longest = int(decode_lengths.max())
-            self.dense = self.high == self.decoding  # then rows are 0, 1, 2 …
-            self.rows = torch.from_numpy(decode_rows)
-            lengths = np.full(self.high, self.longest, np.int64)  # rows that do not decode: anything finite
-            lengths[decode_rows] = decode_lengths
-            beyond = torch.arange(self.longest) >= torch.from_numpy(lengths)[:, None]
-            mask = torch.zeros(self.high, self.longest, dtype=dtype).masked_fill_(beyond, -torch.inf)
-            self.decode_mask = mask[:, None, None, :]
+        self.blocks = _blocks(cache, decode_rows, decode_lengths) if cache is not None and self.decoding else []
         self.chunk_masks = [_chunk_mask(chunk, groups, dtype) for chunk in chunks]
 
     def attend(self, layer: int, q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, scale: float) -> Any:
@@ -118,16 +108,11 @@ class StepLayout:
         heads, size = q_THD.shape[1:]
         kv_heads = k_THD.shape[1]
         parts = []
-        if self.decoding and self.cache is not None:
-            q = q_THD[: self.decoding].reshape(self.decoding, kv_heads, heads // kv_heads, size)
-            if not self.dense:
-                q = q.new_zeros(self.high, *q.shape[1:]).index_copy_(0, self.rows, q)
-            keys = self.cache.store[2 * layer, : self.high, :, : self.longest]
-            values = self.cache.store[2 * layer + 1, : self.high, :, : self.longest]
-            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=self.decode_mask, scale=scale)
-            if not self.dense:
-                out = out.index_select(0, self.rows)
-            parts.append(out.reshape(self.decoding, heads, size))
+        for block in self.blocks:
+            q = q_THD[block.first : block.last].reshape(-1, kv_heads, heads // kv_heads, size)
+            keys, values = self.cache.view(layer, block.row, block.row + block.last - block.first, block.longest)
+            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=block.mask, scale=scale)
+            parts.append(out.reshape(-1, heads, size))
         for chunk, mask in zip(self.chunks, self.chunk_masks, strict=True):
             part = slice(chunk.first, chunk.first + chunk.count)
             q = q_THD[part].reshape(chunk.count, kv_heads, heads // kv_heads, size)
@@ -136,12 +121,56 @@ class StepLayout:
             if self.cache is None:
                 keys, values = (new[part].transpose(0, 1)[None] for new in (k_THD, v_THD))
             else:
-                keys = self.cache.store[2 * layer, chunk.row : chunk.row + 1, :, :end]
-                values = self.cache.store[2 * layer + 1, chunk.row : chunk.row + 1, :, :end]
+                keys, values = self.cache.view(layer, chunk.row, chunk.row + 1, end)
             out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
             out = out.reshape(kv_heads, heads // kv_heads, chunk.count, size).permute(2, 0, 1, 3)
             parts.append(out.reshape(chunk.count, heads, size))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Decoding sequences in neighbouring rows, attended to in one call: packed tokens [first, last), rows from `row` on.
+
+    `longest`: tokens of the longest of them. mask [rows, 1, 1, longest]; None where all are as long.
+    """
+
+    first: int
+    last: int
+    row: int
+    longest: int
+    mask: torch.Tensor | None
+
+
+CALL_BYTES = 200_000
+"""Keys and values that could be read in the time that one more call of attention takes."""
+
+
+def _blocks(cache: SlotCache, rows: IntArray, lengths: IntArray) -> list[Block]:
+    """Cut decoding rows into blocks: shorter ones of a block cost as much as its longest, and each block costs a call."""
+    token_bytes = 2 * cache.kv_heads * cache.store.shape[-1] * cache.store.itemsize
+    call = CALL_BYTES // token_bytes
+    beyond = torch.arange(int(lengths.max())) >= torch.from_numpy(lengths)[:, None]
+    masks = torch.zeros(beyond.shape, dtype=cache.store.dtype).masked_fill_(beyond, -torch.inf)
+    blocks: list[Block] = []
+    first, longest, shortest = 0, int(lengths[0]), int(lengths[0])
+    row_list, length_list = rows.tolist(), lengths.tolist()
+
+    def close(last: int) -> None:
+        mask = None if shortest == longest else masks[first:last, None, None, :longest]
+        blocks.append(Block(first, last, row_list[first], longest, mask))
+
+    for place in range(1, len(row_list)):
+        length, count = length_list[place], place - first
+        joined = max(longest, length)
+        apart = row_list[place] != row_list[place - 1] + 1
+        if apart or (count + 1) * joined > count * longest + length + call:
+            close(place)
+            first, longest, shortest = place, length, length
+        else:
+            longest, shortest = joined, min(shortest, length)
+    close(len(row_list))
+    return blocks
 
 
 def _chunk_mask(chunk: Chunk, groups: int, dtype: torch.dtype) -> torch.Tensor:

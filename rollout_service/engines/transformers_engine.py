@@ -182,7 +182,8 @@ class TransformersEngine:
             else:
 
                 def apply() -> None:
-                    self._answer(applied, lambda: self._apply(tensors, specs, version))
+                    if not applied.cancelled():  # else the caller has given up while the requests finished
+                        self._answer(applied, lambda: self._apply(tensors, specs, version))
 
                 if mode is UpdateMode.WAIT:
                     self._waiting_update = apply

@@ -46,10 +46,9 @@ class TestTransformersEngine(EngineConformance):
 
 
 async def test_many_sequences_share_few_rows(llama: Path) -> None:
-    """Rows are taken, evicted, exchanged and copied from; each token's logprob must still be that of a fresh pass."""
+    """Rows are taken, evicted and copied from, with gaps between those that decode; each token's logprob must still be that of a fresh pass."""
     reference, rng = Reference(llama), np.random.default_rng(5)
     engine = await started(llama, max_sequences=6, cached_sequences=20, prefill_tokens_per_step=16)
-    moves = count_calls(engine._scheduler.rows, "_exchange")
 
     async def trajectory(number: int) -> None:
         tokens = ids(int(rng.integers(5, 40)), number // 3)
@@ -69,21 +68,8 @@ async def test_many_sequences_share_few_rows(llama: Path) -> None:
             running.cancel()
 
     await asyncio.gather(nuisance(), *(trajectory(number) for number in range(24)))
-    assert len(moves) > 0
     assert engine.info().running == 0
     await engine.close()
-
-
-def count_calls(owner: Any, name: str) -> list[tuple[Any, ...]]:
-    calls: list[tuple[Any, ...]] = []
-    method = getattr(owner, name)
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return method(*arguments)
-
-    setattr(owner, name, counted)
-    return calls
 
 
 async def test_idle_sequences_beyond_the_cache_are_evicted_least_recently_used_first(llama: Path) -> None:

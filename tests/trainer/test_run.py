@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import random
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from services import (
 )
 
 from trainer_service.ledger import audit
+from turnwire.client.tools import ToolClient
 from turnwire.client.trainer import TrainerClient
 
 pytestmark = pytest.mark.timeout(300)
@@ -108,18 +110,16 @@ async def test_a_policy_learns_what_it_is_rewarded_for(model_path: Path, tmp_pat
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-async def test_a_killed_run_goes_on_exactly_where_it_was(seed: int, model_path: Path, tmp_path: Path) -> None:
+async def test_a_killed_run_goes_on_exactly_where_it_was(model_path: Path, tmp_path: Path) -> None:
     values = letters_run(
         model_path,
-        seed=seed,
         training={"steps": 6},
         checkpoint={"every": 2},
         evaluation={"every": 3},
         optimizer={"learning_rate": 0.01, "warmup_steps": 2, "schedule": "linear"},
         algorithm={"policy_loss": "clip_cov", "mini_batches": 2},
     )
-    draw = random.Random(seed)
+    draw = random.Random()
     async with tool_service() as tools, rollout_service(model_path, tools) as (rollout, _):
         async with trainer_service(rollout, tmp_path / "whole") as client:
             await finished(client, "run", values)
@@ -153,8 +153,12 @@ async def test_a_killed_run_goes_on_exactly_where_it_was(seed: int, model_path: 
     assert weights[0]["steps_done"] == weights[1]["steps_done"] == 12
 
 
-async def test_a_run_waits_out_a_tool_service_that_is_away(model_path: Path, tmp_path: Path) -> None:
+async def test_a_run_waits_out_a_tool_service_that_is_away(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No trajectory of the outage is trained on, with reward 0 or otherwise; none is lost."""
+    # The rollout service itself waits a minute for its tools; so long the test does not.
+    monkeypatch.setattr(ToolClient, "open", functools.partialmethod(ToolClient.open, patience=0.5))
     values = letters_run(model_path, training={"steps": 4}, data__eval=[])
     async with AsyncExitStack() as stack:
         first = AsyncExitStack()
@@ -168,8 +172,9 @@ async def test_a_run_waits_out_a_tool_service_that_is_away(model_path: Path, tmp
                 await first.aclose()
             if event.WhichOneof("event") == "notice" and "infrastructure" in event.notice.text:
                 break
+        step = (await client.get_run("run")).step
         await asyncio.sleep(1.0)
-        assert (await client.get_run("run")).step == 1
+        assert (await client.get_run("run")).step == step < 4
         await stack.enter_async_context(tool_service(port))
         events = await watch(client, "run")
     assert last_state(events) == ("FINISHED", "")
@@ -249,7 +254,7 @@ async def test_a_stopped_run_resumes_and_a_verl_parquet_goes_through_unchanged(
         model_path,
         data={"train": [{"kind": "parquet", "path": str(tmp_path / "train.parquet")}], "eval": []},
         tools=["python"],
-        training={"steps": 40},
+        training={"steps": 20},
         rollout={"max_staleness": 1},
         reward={"name": "numeric"},
     )
@@ -259,12 +264,12 @@ async def test_a_stopped_run_resumes_and_a_verl_parquet_goes_through_unchanged(
             if event.WhichOneof("event") == "step" and event.step.step == 3:
                 break
         stopped = await client.stop_run("run")
-        assert 3 <= stopped.step < 40
+        assert 3 <= stopped.step < 20
         assert last_state(await watch(client, "run"))[0] == "STOPPED"
         events = await finished(client, "run", values)
     assert last_state(events) == ("FINISHED", "")
     folder = tmp_path / "runs" / "run"
-    assert [entry["step"] for entry in steps(folder)] == list(range(1, 41))
-    assert audit(folder / "ledger.jsonl") == {"counts": {"trained": 640}, "failures": {}, "twice": []}
+    assert [entry["step"] for entry in steps(folder)] == list(range(1, 21))
+    assert audit(folder / "ledger.jsonl") == {"counts": {"trained": 320}, "failures": {}, "twice": []}
     keys = [entry["key"].split("/")[1] for entry in lines(folder / "ledger.jsonl")]
-    assert sorted(map(int, set(keys))) == list(range(160))
+    assert sorted(map(int, set(keys))) == list(range(80))

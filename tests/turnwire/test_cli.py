@@ -166,11 +166,9 @@ def up(tmp_path: Path) -> object:
 
 def announced(process: subprocess.Popen[str]) -> dict[str, dict[str, str]]:
     assert process.stdout is not None
-    lines = [process.stdout.readline()]
-    while lines[-1].rstrip() != "}":
-        assert lines[-1], process.stderr and process.stderr.read()
-        lines.append(process.stdout.readline())
-    document: dict[str, dict[str, str]] = json.loads("".join(lines))
+    line = process.stdout.readline()
+    assert line, process.stderr and process.stderr.read()
+    document: dict[str, dict[str, str]] = json.loads(line)
     return document
 
 

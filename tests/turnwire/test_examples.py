@@ -23,12 +23,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     command.insert(-3, f"services.trainer.runs_folder={folder}/runs")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.rstrip() == "}":
-                break
-        yield json.loads("".join(lines))["targets"]
+        yield json.loads(process.stdout.readline())["targets"]
         process.send_signal(signal.SIGINT)
 
 

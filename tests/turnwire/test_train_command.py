@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +74,50 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on_when_resumed(tmp_pat
         process.stdout.read()
     assert int(first.removeprefix("step ").partition("/")[0]) > 2
     assert process.returncode == 130
+
+
+def test_a_run_outlives_a_tool_service_that_is_killed(tmp_path: Path) -> None:
+    steps = ("training.steps=12", "evaluation.before=false", "evaluation.after=false", "rollout.max_staleness=0")
+    command = turnwire("train", "demo", *SMALL, *steps, "--runs-folder", tmp_path, "--run-id", "three")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("step 3/"):
+                tool = next(
+                    child for child in psutil.Process(process.pid).children() if "tool_service" in child.cmdline()
+                )
+                tool.kill()
+    output = "".join(lines)
+    assert process.returncode == 0, output
+    assert "the tool service was killed by SIGKILL" in output
+    assert "It is started again" in output
+    ledger = json.loads((tmp_path / "three" / "summary.json").read_text())["ledger"]
+    assert ledger["failed"] == 0
+    assert ledger["trained"] + ledger["filtered"] == 12 * 2 * 2
+
+
+def test_a_verl_parquet_is_trained_on_as_it_is_with_a_reward_named_on_the_command_line(tmp_path: Path) -> None:
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"Compute {number}*17."}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(number * 17)},
+            "extra_info": {"split": "train", "index": number},
+        }
+        for number in range(101, 133)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    data = f"data.train=[{{kind: parquet, path: {tmp_path}/train.parquet}}]"
+    result = run(
+        *("train", "demo", *SMALL, data, "data.eval=[]", "tools=[python]", "reward.name=numeric"),
+        *("--runs-folder", tmp_path, "--run-id", "four", "--json"),
+    )
+    assert result.returncode == 0, result.stderr
+    metrics = json.loads(result.stdout)["metrics"]
+    assert 0 <= metrics["reward/openai/gsm8k"] <= 1
 
 
 def test_a_run_that_fails_says_why_and_exits_with_1(tmp_path: Path) -> None:

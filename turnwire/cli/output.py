@@ -21,9 +21,10 @@ notes = Console(stderr=True, highlight=False)
 """What happens on the way goes to stderr, so that `--json` stays clean."""
 
 
-def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """One JSON document on stdout; in one line without `indent`, for readers that go on reading."""
+    sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
 
 
 def plain(message: Message) -> Any:

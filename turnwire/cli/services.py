@@ -13,7 +13,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,8 @@ from turnwire.errors import UnavailableError
 START_SECONDS = 300.0
 """How long a service may take to listen: loading torch and a model on a busy machine takes its time."""
 TAIL_LINES = 25
+MOST_RESTARTS = 3
+"""Of one service: one that dies again and again is broken."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,13 +45,16 @@ class _Process:
     log: Path
     target: str
     process: asyncio.subprocess.Process
+    config: Any
+    log_start: int
+    """Where in the log this process began: a service that was started again goes on in the same file."""
 
     def tail(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
         return "\n".join(f"  {line}" for line in lines)
 
     def listening(self) -> bool:
-        return "listening on " in self.log.read_text(encoding="utf-8", errors="replace")
+        return b"listening on " in self.log.read_bytes()[self.log_start :]
 
 
 class Services:
@@ -110,7 +116,8 @@ class Services:
         file, log = self._folder / f"{name}.yaml", self._folder / f"{name}.log"
         file.write_text(config_files.dump(config), encoding="utf-8")
         module = f"{name}_service"
-        with log.open("wb") as output:
+        with log.open("ab") as output:
+            log_start = output.tell()
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, "--config", str(file)),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -121,7 +128,7 @@ class Services:
             )
         host = "127.0.0.1" if config.server.host == "localhost" else config.server.host
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._processes[name] = _Process(name, module, log, target, process)
+        self._processes[name] = _Process(name, module, log, target, process, config, log_start)
         self._say(f"starting the {name} service on {target} (log: {log})")
         return target
 
@@ -140,12 +147,25 @@ class Services:
         finally:
             exited.cancel()
 
-    async def watch(self) -> None:
-        """Return never; raise ServiceDiedError when one of them ends by itself."""
+    async def watch(self, restart: Collection[str] = ()) -> None:
+        """Return never; raise ServiceDiedError when one of them ends by itself.
+
+        Those named in `restart` are started again instead, at the same address, a few times each.
+        """
         waits = {asyncio.create_task(item.process.wait()): item for item in self._processes.values()}
+        restarts: Counter[str] = Counter()
         try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            raise ServiceDiedError("\n".join(_died(waits[task], "") for task in done))
+            while True:
+                done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for item in [waits.pop(task) for task in done]:
+                    restarts[item.name] += 1
+                    if item.name not in restart or restarts[item.name] > MOST_RESTARTS:
+                        raise ServiceDiedError(_died(item, ""))
+                    self._say(f"{_died(item, '')}\nIt is started again; the run waits for it.")
+                    await self._start(item.name, item.config)
+                    await self._listening(item.name)
+                    again = self._processes[item.name]
+                    waits[asyncio.create_task(again.process.wait())] = again
         finally:
             for task in waits:
                 task.cancel()

@@ -26,6 +26,8 @@ from turnwire.errors import ConfigError, Problem, TurnwireError
 from turnwire.v1 import trainer_pb2
 
 EXIT_STOPPED = 130
+RESTARTED = ("tool", "rollout")
+"""Services that a run outlives: the trainer waits, retries what was in flight, and goes on."""
 
 
 @click.command("train")
@@ -117,7 +119,7 @@ async def _run(job: Job, console: Console) -> RunState:
         state = RunState(run_id, job.config.run.training.steps, started.folder, since)
         tasks = {asyncio.create_task(_watch(trainer, state, console))}
         if services is not None:
-            tasks.add(asyncio.create_task(services.watch()))
+            tasks.add(asyncio.create_task(services.watch(restart=RESTARTED)))
         with _interrupts(trainer, run_id):
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

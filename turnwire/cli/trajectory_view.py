@@ -79,7 +79,7 @@ def _turn_line(segment: dict[str, Any], turn: dict[str, Any]) -> RenderableType:
     facts = [
         f"{end - start} tokens in {_seconds(turn['generate_seconds'])}",
         f"ended by {_STOPS.get(turn['generate_stop'], turn['generate_stop'])}",
-        f"mean logprob {sum(logprobs) / max(1, len(logprobs)):.2f}",
+        f"mean logprob {sum(logprobs) / max(1, len(logprobs)):.3f}",
         f"weights after {', '.join(map(str, versions))} updates",
     ]
     text = Text.assemble((f"turn {turn['index']}", "bold"), f"  {', '.join(facts)}", style="dim")

@@ -60,7 +60,7 @@ async def _up(services: Services, as_json: bool) -> None:
 
 def _announce(services: Services, as_json: bool) -> None:
     if as_json:
-        output.print_json({"targets": services.targets, "logs": services.logs, "pids": services.pids})
+        output.print_json({"targets": services.targets, "logs": services.logs, "pids": services.pids}, indent=None)
         return
     table = output.table("service", "address", "log")
     for name, target in services.targets.items():

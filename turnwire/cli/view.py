@@ -80,5 +80,5 @@ def _export(shown: list[Record], tokens: bool, html: Path | None, svg: Path | No
         console.save_html(str(html), clear=False)
         output.notes.print(f"wrote {html}")
     if svg:
-        console.save_svg(str(svg), title=f"turnwire view {shown[0]['trajectory_id']}", clear=False)
+        console.save_svg(str(svg), title="turnwire view", clear=False)
         output.notes.print(f"wrote {svg}")
