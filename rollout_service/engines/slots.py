@@ -91,37 +91,35 @@ class StepLayout:
     ) -> None:
         """`decode_lengths`: tokens of each decoding sequence, the new one included. `groups`: queries a KV head."""
         self.cache = cache
-        self.decoding = len(decode_rows)
         self.chunks = chunks
         self.checked = False
         if cache is not None:
             rows = [decode_rows, *(np.full(chunk.count, chunk.row, np.int64) for chunk in chunks)]
             places = [decode_lengths - 1, *(np.arange(c.start, c.start + c.count, dtype=np.int64) for c in chunks)]
             self.index = cache.write_index(np.concatenate(rows), np.concatenate(places))
-        self.blocks = _blocks(cache, decode_rows, decode_lengths) if cache is not None and self.decoding else []
+        self.blocks = _blocks(cache, decode_rows, decode_lengths) if cache is not None and len(decode_rows) else []
         self.chunk_masks = [_chunk_mask(chunk, groups, dtype) for chunk in chunks]
 
     def attend(self, layer: int, q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, scale: float) -> Any:
         """[T, heads, D]: each token over its own sequence up to itself."""
-        if self.cache is not None:
-            self.cache.write(layer, self.index, k_THD, v_THD)
-        heads, size = q_THD.shape[1:]
-        kv_heads = k_THD.shape[1]
+        cache, (heads, size), kv_heads = self.cache, q_THD.shape[1:], k_THD.shape[1]
         parts = []
-        for block in self.blocks:
-            q = q_THD[block.first : block.last].reshape(-1, kv_heads, heads // kv_heads, size)
-            keys, values = self.cache.view(layer, block.row, block.row + block.last - block.first, block.longest)
-            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=block.mask, scale=scale)
-            parts.append(out.reshape(-1, heads, size))
+        if cache is not None:
+            cache.write(layer, self.index, k_THD, v_THD)
+            for block in self.blocks:
+                q = q_THD[block.first : block.last].reshape(-1, kv_heads, heads // kv_heads, size)
+                keys, values = cache.view(layer, block.row, block.row + block.last - block.first, block.longest)
+                out = F.scaled_dot_product_attention(q, keys, values, attn_mask=block.mask, scale=scale)
+                parts.append(out.reshape(-1, heads, size))
         for chunk, mask in zip(self.chunks, self.chunk_masks, strict=True):
             part = slice(chunk.first, chunk.first + chunk.count)
             q = q_THD[part].reshape(chunk.count, kv_heads, heads // kv_heads, size)
             q = q.permute(1, 2, 0, 3).reshape(1, kv_heads, -1, size)
             end = chunk.start + chunk.count
-            if self.cache is None:
+            if cache is None:
                 keys, values = (new[part].transpose(0, 1)[None] for new in (k_THD, v_THD))
             else:
-                keys, values = self.cache.view(layer, chunk.row, chunk.row + 1, end)
+                keys, values = cache.view(layer, chunk.row, chunk.row + 1, end)
             out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
             out = out.reshape(kv_heads, heads // kv_heads, chunk.count, size).permute(2, 0, 1, 3)
             parts.append(out.reshape(chunk.count, heads, size))
@@ -130,9 +128,10 @@ class StepLayout:
 
 @dataclass(frozen=True)
 class Block:
-    """Decoding sequences in neighbouring rows, attended to in one call: packed tokens [first, last), rows from `row` on.
+    """Decoding sequences in neighbouring rows, attended to in one call.
 
-    `longest`: tokens of the longest of them. mask [rows, 1, 1, longest]; None where all are as long.
+    Packed tokens [first, last), rows from `row` on. longest: tokens of the longest of them. mask [rows, 1, 1, longest];
+    None where all are as long.
     """
 
     first: int
@@ -147,7 +146,7 @@ CALL_BYTES = 200_000
 
 
 def _blocks(cache: SlotCache, rows: IntArray, lengths: IntArray) -> list[Block]:
-    """Cut decoding rows into blocks: shorter ones of a block cost as much as its longest, and each block costs a call."""
+    """Cut decoding rows into blocks: in a block each costs as much as its longest, and each block costs a call."""
     token_bytes = 2 * cache.kv_heads * cache.store.shape[-1] * cache.store.itemsize
     call = CALL_BYTES // token_bytes
     beyond = torch.arange(int(lengths.max())) >= torch.from_numpy(lengths)[:, None]
