@@ -29,7 +29,10 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     wanted = {
-        "embedded": [*project["project"]["dependencies"], *(r for name in ("tool", "rollout", "trainer", "dev") for r in extras[name])],
+        "embedded": [
+            *project["project"]["dependencies"],
+            *(r for name in ("tool", "rollout", "trainer", "dev") for r in extras[name]),
+        ],
         "check": project["dependency-groups"]["check"],
     }
     problems = []
@@ -40,7 +43,9 @@ def main() -> None:
             if version is None:
                 problems.append(f"locks/{lock}.txt lacks {requirement}")
             elif not requirement.specifier.contains(version, prereleases=True):
-                problems.append(f"locks/{lock}.txt has {requirement.name} {version}, pyproject.toml asks for {requirement}")
+                problems.append(
+                    f"locks/{lock}.txt has {requirement.name} {version}, pyproject.toml asks for {requirement}"
+                )
     if problems:
         sys.exit("\n".join([*problems, "run 'make locks'"]))
 

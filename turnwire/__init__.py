@@ -18,7 +18,7 @@ __all__ = ["__version__", "connect", "connect_async"]
 
 def __getattr__(name: str) -> Any:
     if name in ("connect", "connect_async"):
-        from turnwire import client
+        from turnwire import client  # noqa: PLC0415 - loaded on first use
 
         return getattr(client, name)
     raise AttributeError(f"module 'turnwire' has no attribute {name!r}")

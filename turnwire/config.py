@@ -1,8 +1,8 @@
 """Typed YAML configs: one loader for every service, run and preset.
 
 A config type is a frozen `msgspec.Struct` whose fields carry ranges (`msgspec.Meta`) and are documented in its
-docstring. `load` reports everything that is wrong at once: unknown keys with their nearest match, wrong types, values out
-of range, missing keys, each under the dotted name that an override on the command line would use.
+docstring. `load` reports everything that is wrong at once: unknown keys with their nearest match, wrong types, values
+out of range, missing keys, each under the dotted name that an override on the command line would use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")]
+    first: [
+        (tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -145,7 +147,7 @@ def _join(prefix: str, key: str | int) -> str:
     return f"{prefix}.{key}" if prefix else str(key)
 
 
-def _convert(value: Any, kind: Any, key: str, problems: list[Problem]) -> Any:
+def _convert(value: Any, kind: Any, key: str, problems: list[Problem]) -> Any:  # noqa: PLR0911 - one a form of type
     bare = _without_annotations(kind)
     origin, arguments = typing.get_origin(bare), typing.get_args(bare)
     if origin in (typing.Union, types.UnionType):
@@ -229,5 +231,11 @@ def _is_struct(kind: Any) -> bool:
 
 def _is_container_of_struct(kind: Any) -> bool:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    item = arguments[-1] if origin is dict and arguments else arguments[0] if origin in (list, tuple) and arguments else None
+    item = (
+        arguments[-1]
+        if origin is dict and arguments
+        else arguments[0]
+        if origin in (list, tuple) and arguments
+        else None
+    )
     return item is not None and (_is_struct(_without_annotations(item)) or _is_container_of_struct(item))

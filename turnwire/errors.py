@@ -2,7 +2,8 @@
 
 Four mechanisms, each with its own place:
 
-1. What an agent did wrong, or what happened to its code, is *data*: an `ErrorKind` in an observation. Never an exception.
+1. What an agent did wrong, or what happened to its code, is *data*: an `ErrorKind` in an observation, never an
+   exception.
 2. What a client did wrong, or what a service cannot do now, is a `TurnwireError`. It crosses the wire as a gRPC status
    and is raised again, as the same class, in the client.
 3. What is wrong with a config is a `ConfigError`, which lists every problem at once.

@@ -1,8 +1,8 @@
 """How every Turnwire service is served: one bootstrap for options, error mapping, health, reflection and drain.
 
 A service's `__main__` builds its servicer and awaits `serve`. Errors cross the wire as `turnwire.errors` says; bugs are
-logged under an opaque id, and only that id is sent. SIGTERM and SIGINT drain: health turns NOT_SERVING, new calls are refused
-as UNAVAILABLE, running ones get `drain_seconds` to finish.
+logged under an opaque id, and only that id is sent. SIGTERM and SIGINT drain: health turns NOT_SERVING, new calls are
+refused as UNAVAILABLE, running ones get `drain_seconds` to finish.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _guard_deserializer(inner: Callable[[bytes], Any] | None, streaming: bool) -> Callable[[bytes], Any] | None:
-    """Bytes that are no message of the method are the client's fault; grpc would call it UNKNOWN, with our traceback."""
+    """Bytes that are no message of the method are the client's fault; grpc would call it UNKNOWN, with a traceback."""
     if inner is None:
         return None
 
@@ -144,13 +144,18 @@ def _guard_deserializer(inner: Callable[[bytes], Any] | None, streaming: bool) -
     return deserialize
 
 
+def _check_request(request: Any) -> None:
+    """Raise what the deserializer of a call with a single request could only return."""
+    if isinstance(request, InvalidRequestError):
+        raise request
+
+
 def _guard_unary(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            if isinstance(request, InvalidRequestError):
-                raise request
+            _check_request(request)
             return await inner(request, context)
-        except Exception as error:  # the boundary: all that is raised must become a status
+        except Exception as error:  # noqa: BLE001 - the boundary: all that is raised must become a status
             await _abort(context, error, method)
 
     return call
@@ -159,12 +164,11 @@ def _guard_unary(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
 def _guard_stream(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
-            if isinstance(request, InvalidRequestError):
-                raise request
+            _check_request(request)
             async with contextlib.aclosing(inner(request, context)) as responses:
                 async for response in responses:
                     yield response
-        except Exception as error:  # the boundary: all that is raised must become a status
+        except Exception as error:  # noqa: BLE001 - the boundary: all that is raised must become a status
             await _abort(context, error, method)
 
     return call
@@ -193,9 +197,7 @@ class Server:
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        reflection.enable_server_reflection(
-            [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
-        )
+        reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
         self.port = 0
 
     @property

@@ -3,10 +3,13 @@
     python examples/tiny_policy/build.py              # build and measure it: examples/tiny_policy/model
     python examples/tiny_policy/build.py --evaluate   # measure the model that is there
 
-The demonstrations are those of a policy that *mostly guesses*: in the end in `GUESS_SHARE` of them it answers
+The demonstrations are those of a policy that *mostly guesses*: in the end in `SETTLED_GUESS_SHARE` of them it answers
 at once with a plausible wrong answer, in the rest it calls the right tool and answers from the observation. The
 result knows how to use each tool and seldom does so, which is what reinforcement learning is then to
 change. Demonstrations come from the train split: no held-out task is seen here.
+
+Two stages: `WARM_UP` teaches the tools, and `SETTLE`, short and at a small learning rate, fixes how often it guesses.
+`--settle` runs the second alone, on the model that is there.
 
 The model directory is replaced file by file with `os.replace`, so a reader never sees half a file.
 """
@@ -21,7 +24,7 @@ import random
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,10 +39,13 @@ from trainer_service.data.demo_tasks import DOMAINS, generate, random_name
 from trainer_service.data.task import Task
 
 MODEL_DIR: Final = Path(__file__).resolve().parent / "model"
-GUESS_SHARE: Final = 0.6
-"""Share of guesses in the last third of the demonstrations: what the policy then does."""
 EARLY_GUESS_SHARE: Final = 0.15
-"""In the first half: a guess teaches nothing about copying, and its digits are noise in the gradient."""
+"""Share of guesses in the first half of the warm-up: a guess teaches nothing about copying, and its digits are noise in
+the gradient."""
+GUESS_SHARE: Final = 0.6
+"""In the last third of the warm-up."""
+SETTLED_GUESS_SHARE: Final = 0.7
+"""When it settles: what the policy then does."""
 CHARACTERS: Final = "\n\t" + "".join(chr(code) for code in range(32, 127))
 SPECIAL: Final = ("<|pad|>", "<|unk|>", "<|end|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|system|>")
 TAGS: Final = tuple(f"<{slash}{name}>" for name in ("python", "sql", "search", "answer") for slash in ("", "/"))
@@ -60,10 +66,11 @@ A character-level Llama with {parameters:,} weights (float32, tied embeddings), 
 knows how to call `python`, `sql` and `search`, and mostly does not: it guesses. Reinforcement learning is to
 change that.
 
-Built by `python examples/tiny_policy/build.py --seed {seed} --steps {steps} --threads {threads}` in {seconds} s
-on a busy two-core CPU, from synthetic demonstrations of the train split alone. In a share of them the answer is a
-wrong guess ({early_share} in the first half, {guess_share} in the last third, which is what the policy then does);
-in the rest the right tools are called, one a turn, and the answer is read from the observation.
+Built by `python examples/tiny_policy/build.py --seed {seed} --steps {steps} --threads 1`, about half an hour on a
+busy two-core CPU, from synthetic demonstrations of the train split alone. In a share of them the answer is a wrong
+guess: {early_share} in the first half of the {steps} steps, {guess_share} in their last third, {settled_share} in
+the {settle_steps} steps that follow, which is what the policy then does. In the rest the right tools are called, one
+a turn, and the answer is read from the observation.
 
 Measured on {tasks} held-out tasks a domain, sampled at temperature 1, tools executed for real:
 
@@ -139,7 +146,8 @@ def model_card(figures: dict[str, Any]) -> str:
         )
         for domain, sampled in figures["sampled"].items()
     ]
-    return MODEL_CARD.format(table="\n".join(rows), guess_share=GUESS_SHARE, early_share=EARLY_GUESS_SHARE, **figures)
+    shares = {"early_share": EARLY_GUESS_SHARE, "guess_share": GUESS_SHARE, "settled_share": SETTLED_GUESS_SHARE}
+    return MODEL_CARD.format(table="\n".join(rows), settle_steps=SETTLE.steps, **shares, **figures)
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, figures: dict[str, Any]) -> None:
@@ -201,15 +209,23 @@ def encode(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]]) -
 
 @dataclass(frozen=True)
 class Training:
-    """Hyper-parameters of the warm-up."""
+    """Hyper-parameters of a stage."""
 
     steps: int
+    learning_rate: float
+    warmup: int
+    early_guess_share: float
+    guess_share: float
+    first_demonstration: int = 0
+    """Number of its first demonstration: no stage sees another one's."""
     batch: int = 66
     """Demonstrations a step, shared evenly by the domains."""
     micro_batches: int = 3
     """A step's demonstrations are sorted by length and cut into this many: little is spent on padding."""
-    learning_rate: float = 2e-3
-    warmup: int = 50
+
+
+WARM_UP: Final = Training(1100, 2e-3, 50, EARLY_GUESS_SHARE, GUESS_SHARE)
+SETTLE: Final = Training(120, 3e-4, 10, SETTLED_GUESS_SHARE, SETTLED_GUESS_SHARE, first_demonstration=10_000_000)
 
 
 def learning_rate(config: Training, step: int) -> float:
@@ -221,9 +237,9 @@ def learning_rate(config: Training, step: int) -> float:
 
 
 def guess_share(config: Training, step: int) -> float:
-    """`EARLY_GUESS_SHARE` for half of the steps, then rising to `GUESS_SHARE` by two thirds."""
+    """The early one for half of the steps, then rising to the other by two thirds."""
     risen = min(1.0, max(0.0, (step / config.steps - 0.5) * 6))
-    return EARLY_GUESS_SHARE + (GUESS_SHARE - EARLY_GUESS_SHARE) * risen
+    return config.early_guess_share + (config.guess_share - config.early_guess_share) * risen
 
 
 def train(
@@ -244,7 +260,9 @@ def train(
     for step in range(config.steps):
         examples = []
         for row in range(config.batch):
-            task = generate(DOMAINS[row % len(DOMAINS)], "train", step * config.batch + row, seed)
+            task = generate(
+                DOMAINS[row % len(DOMAINS)], "train", config.first_demonstration + step * config.batch + row, seed
+            )
             examples.append(encode(tokenizer, demonstration(task, rng, guess_share(config, step))))
         examples.sort(key=lambda example: len(example[0]))
         targets = sum(label != -100 for _, labels in examples for label in labels)
@@ -284,27 +302,29 @@ def main() -> None:
     """Builds, or measures what was built."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1100)
+    parser.add_argument("--steps", type=int, default=WARM_UP.steps, help="of the warm-up")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--evaluate", action="store_true", help="measure the model there is")
+    parser.add_argument("--settle", action="store_true", help="only the second stage, on the model there is")
     parser.add_argument("--tasks", type=int, default=400, help="held-out tasks a domain to measure")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     started = time.monotonic()
-    if options.evaluate:
+    if options.evaluate or options.settle:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL_DIR)
         model = LlamaForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
     else:
         tokenizer = build_tokenizer()
         model = build_model(tokenizer)
-        train(model, tokenizer, Training(steps=options.steps), options.seed, evaluate_every=400)
+        train(model, tokenizer, replace(WARM_UP, steps=options.steps), options.seed, evaluate_every=400)
+    if not options.evaluate:
+        train(model, tokenizer, SETTLE, options.seed, evaluate_every=400)
     built = time.monotonic() - started
     figures: dict[str, Any] = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": options.seed,
         "tasks": options.tasks,
-        "threads": options.threads,
         "sampled": evaluate(model, tokenizer, options.tasks, options.seed),
         "with_tool_forced": evaluate(model, tokenizer, options.tasks, options.seed + 1, force_tool=True),
     }
@@ -313,7 +333,7 @@ def main() -> None:
         print(kind)
         report(figures[kind])
     if not options.evaluate:
-        save(model, tokenizer, figures | {"steps": options.steps, "seconds": round(built)})
+        save(model, tokenizer, figures | {"steps": options.steps})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""What tests may need of a machine, by name: `@pytest.mark.needs("isolated-sandbox")`.
+
+Where the machine lacks it the test is skipped, and the summary names what was lacking and why. Names in
+TURNWIRE_REQUIRE (comma-separated) must be there: their tests fail instead of being skipped, so that CI cannot pass by lacking something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tool_service.sandbox import ProcessBackend, SandboxUnavailable
+
+
+def _isolated_sandbox() -> str:
+    """Why there is none; empty if there is."""
+
+    async def probe() -> None:
+        backend = ProcessBackend()
+        await backend.start()
+        await backend.close()
+
+    try:
+        asyncio.run(probe())
+    except SandboxUnavailable as error:
+        return str(error)
+    return ""
+
+
+CAPABILITIES: dict[str, Callable[[], str]] = {"isolated-sandbox": _isolated_sandbox}
+
+
+@functools.cache
+def lack(name: str) -> str:
+    """Why this machine lacks a capability; empty if it has it."""
+    return CAPABILITIES[name]()
+
+
+def required() -> set[str]:
+    return {name.strip() for name in os.environ.get("TURNWIRE_REQUIRE", "").split(",") if name.strip()}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*names): what the test needs of the machine; see tests/conftest.py")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            why = lack(name)
+            if why and name in required():
+                pytest.fail(f"TURNWIRE_REQUIRE asks for {name}, which is lacking: {why}", pytrace=False)
+            if why:
+                pytest.skip(f"needs {name}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    missing = {name: lack(name) for name in CAPABILITIES if _skipped_for(terminalreporter, name)}
+    if missing:
+        terminalreporter.section("this machine lacks")
+        for name, why in missing.items():
+            terminalreporter.line(f"{name}: {why}")
+
+    unused = required() - set(CAPABILITIES)
+    if unused:
+        terminalreporter.line(f"TURNWIRE_REQUIRE names {', '.join(sorted(unused))}, which no test here needs")
+
+
+def _skipped_for(reporter: pytest.TerminalReporter, name: str) -> bool:
+    return any(f"needs {name}" in str(report.longrepr) for report in reporter.stats.get("skipped", []))
