@@ -53,10 +53,10 @@ async def run(quick: bool) -> Result:
             row: Row = {"concurrent": concurrent}
             for name, schedule in (("barrier", _barrier), ("batched", _batched), ("refilled", _refilled)):
                 tasks = _tasks(concurrent, 1 if quick else BATCHES[concurrent], f"{name}-{concurrent}", vocabulary)
-                cpu, begin = cpu_seconds([started.pids["rollout"]]), time.perf_counter()
+                cpu, begin = cpu_seconds(started.pids["rollout"]), time.perf_counter()
                 await schedule(sides, tasks, concurrent)
                 row[f"{name} s"] = time.perf_counter() - begin
-                row[f"{name} engine CPU s"] = cpu_seconds([started.pids["rollout"]]) - cpu
+                row[f"{name} engine CPU s"] = cpu_seconds(started.pids["rollout"]) - cpu
             row["speed-up, batched"] = row["barrier s"] / row["batched s"]
             row["speed-up, refilled"] = row["barrier s"] / row["refilled s"]
             rows.append(row)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
-from benchmarks.report import Result, cpu_seconds
+from benchmarks.report import Result, cpu_seconds, ended_children_seconds
 from benchmarks.services import services
 from turnwire.client import ToolClient, text_of
 
@@ -26,9 +26,9 @@ async def run(quick: bool) -> Result:
             answer = await sessions[number].act(f"<python>{CODE}</python>")
             assert text_of(answer.observations[0]) == EXPECTED, answer
 
-        stateful = await _measure(turn, seconds, [os.getpid(), started.pids["tool"]])
+        stateful = await _measure(turn, seconds, lambda: cpu_seconds(os.getpid(), started.pids["tool"]))
         await asyncio.gather(*(session.close() for session in sessions))
-    fresh = await _measure(_fresh_interpreter, seconds, [os.getpid()])
+    fresh = await _measure(_fresh_interpreter, seconds, lambda: cpu_seconds(os.getpid()) + ended_children_seconds())
     rows = [
         {"side": "stateful, through the tool service", **stateful},
         {"side": "fresh interpreter per call", **fresh},
@@ -49,10 +49,12 @@ async def _fresh_interpreter(number: int) -> None:
     assert output.decode().strip() == EXPECTED
 
 
-async def _measure(turn: Callable[[int], Awaitable[None]], seconds: float, pids: list[int]) -> dict[str, float]:
+async def _measure(
+    turn: Callable[[int], Awaitable[None]], seconds: float, cpu_now: Callable[[], float]
+) -> dict[str, float]:
     await asyncio.gather(*(turn(i) for i in range(CONCURRENT)))  # warm up
     done = 0
-    cpu, begin = cpu_seconds(pids), time.perf_counter()
+    cpu, begin = cpu_now(), time.perf_counter()
 
     async def drive(number: int) -> None:
         nonlocal done
@@ -62,4 +64,4 @@ async def _measure(turn: Callable[[int], Awaitable[None]], seconds: float, pids:
 
     await asyncio.gather(*(drive(i) for i in range(CONCURRENT)))
     elapsed = time.perf_counter() - begin
-    return {"turns/s": done / elapsed, "CPU ms/turn": (cpu_seconds(pids) - cpu) / done * 1e3}
+    return {"turns/s": done / elapsed, "CPU ms/turn": (cpu_now() - cpu) / done * 1e3}

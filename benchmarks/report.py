@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -84,20 +85,28 @@ def machine() -> dict[str, Any]:
     }
 
 
-def cpu_seconds(pids: Sequence[int]) -> float:
-    """Processor time so far of these processes and their descendants, those that have ended and were waited for too."""
+def cpu_seconds(*pids: int) -> float:
+    """Processor time so far of these processes, and of the descendants of all but this one: those that run, and those
+    that have ended and were waited for."""
     total = 0.0
     for pid in pids:
         process = psutil.Process(pid)
-        for member in [process, *process.children(recursive=True)]:
-            try:
+        own = process.cpu_times()
+        total += own.user + own.system
+        if pid == os.getpid():  # the services are its children
+            continue
+        total += own.children_user + own.children_system
+        for member in process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 times = member.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-            if member is process:
-                total += times.children_user + times.children_system
+                total += times.user + times.system
     return total
+
+
+def ended_children_seconds() -> float:
+    """Processor time of this process's children that have ended."""
+    times = psutil.Process().cpu_times()
+    return times.children_user + times.children_system
 
 
 def percentile(values: Sequence[float], share: float) -> float:

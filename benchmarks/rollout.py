@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,11 @@ async def run(quick: bool) -> Result:
         RolloutClient(started.targets["rollout"]) as client,
     ):
         await engine.start()
-        pids = [*started.pids.values(), os.getpid()]
         await _through_engine(engine, await _through_service(client, count, 0))  # warm up
         for number in range(1, rounds + 1):
-            with service.measuring(pids):
+            with service.measuring({**started.pids, "client": os.getpid()}):
                 generated = await _through_service(client, count, number)
-            with alone.measuring([os.getpid()]):
+            with alone.measuring({"engine": os.getpid()}):
                 alone.tokens += await _through_engine(engine, generated)
             service.tokens += sum(int(from_tensor(segment.loss_mask).sum()) for _, segment in generated)
             service.calls += sum(len(turn.results) for _, segment in generated for turn in segment.turns)
@@ -59,7 +59,7 @@ async def run(quick: bool) -> Result:
     gap: Row = {"side": "gap", "tokens/s": 1 - rows[0]["tokens/s"] / rows[1]["tokens/s"]}
     notes = [
         f"{rounds} rounds of {count} trajectories of the demo's tasks, {CONCURRENT} at once; policy: {model}.",
-        "One engine thread. Tokens are sampled ones, the same on both sides. The service's CPU time includes tools.",
+        "One engine thread. Tokens are sampled ones, the same on both sides.",
         "Aim: a gap under 10 %.",
     ]
     return Result("Rollout: the engine alone, and the whole service", [*rows, gap], notes, quick)
@@ -72,19 +72,20 @@ class Measured:
     tokens: int = 0
     calls: int = 0
     seconds: float = 0.0
-    cpu: float = 0.0
+    cpu: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
-    def measuring(self, pids: list[int]) -> Iterator[None]:
+    def measuring(self, pids: dict[str, int]) -> Iterator[None]:
         """Add the time of what is inside."""
-        cpu, begin = cpu_seconds(pids), time.perf_counter()
+        before, begin = {name: cpu_seconds(pid) for name, pid in pids.items()}, time.perf_counter()
         yield
         self.seconds += time.perf_counter() - begin
-        self.cpu += cpu_seconds(pids) - cpu
+        self.cpu.update({name: cpu_seconds(pid) - before[name] for name, pid in pids.items()})
 
     def row(self, side: str) -> Row:
         """For the table."""
-        facts = {"tokens": self.tokens, "seconds": self.seconds, "CPU s": self.cpu, "tool calls": self.calls or None}
+        facts = {"tokens": self.tokens, "seconds": self.seconds, "tool calls": self.calls or None}
+        facts |= {f"CPU s, {name}": seconds for name, seconds in self.cpu.items() if name != "trainer"}
         return {"side": side, "tokens/s": self.tokens / self.seconds, **facts}
 
 

@@ -70,10 +70,10 @@ async def _measure(opened: Callable[[int], Any], concurrent: int, seconds: float
 
         await asyncio.gather(*(drive(turn, time.perf_counter() + seconds / 4) for turn in turns))  # warm up
         latencies.clear()
-        cpu, begin = cpu_seconds([os.getpid(), service_pid]), time.perf_counter()
+        cpu, begin = cpu_seconds(os.getpid(), service_pid), time.perf_counter()
         await asyncio.gather(*(drive(turn, begin + seconds) for turn in turns))
         elapsed = time.perf_counter() - begin
-        cpu = cpu_seconds([os.getpid(), service_pid]) - cpu
+        cpu = cpu_seconds(os.getpid(), service_pid) - cpu
     return {
         "turns/s": len(latencies) / elapsed,
         "p50 ms": percentile(latencies, 0.5) * 1e3,

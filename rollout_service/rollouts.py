@@ -2,8 +2,9 @@
 
 Invariants: a stream has at most its share of trajectories in flight, and the service at most its own; a task is read
 only when both have room, so the stream's flow control holds the client. Events wait in a bounded queue: a client that
-does not read holds its trajectories. Each accepted task gives exactly one Trajectory, unless the stream dies; then each
-of its trajectories is cancelled and its tool session closed before the stream is forgotten.
+does not read holds its trajectories, but not the tool sessions of those that are over: each is closed at once. Each
+accepted task gives exactly one Trajectory, unless the stream dies; then each of its trajectories is cancelled and its
+tool session closed before the stream is forgotten.
 """
 
 from __future__ import annotations
@@ -159,14 +160,19 @@ class RolloutStream:
 
     async def _one(self, task: Task, prompt: Ids, cancelled: asyncio.Event) -> None:
         tools = TrajectoryTools(self._tools, task) if task.tools and self._tools is not None else None
+        closing: asyncio.Task[None] | None = None
         try:
-            trajectory = await self._agent.run(task, prompt, tools, cancelled, self._emit_turn)
+            try:
+                trajectory = await self._agent.run(task, prompt, tools, cancelled, self._emit_turn)
+            finally:  # at once: the event may have to wait for the client, and what the trajectory holds must not
+                self._agent.engine.release(task.trajectory_id)
+                if tools is not None:
+                    closing = asyncio.create_task(tools.close())
             await self._queue.put(rollout_pb2.RolloutResponse(trajectory=trajectory))
         finally:
-            self._agent.engine.release(task.trajectory_id)
-            if tools is not None:
+            if closing is not None:
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.shield(asyncio.create_task(tools.close()))
+                    await asyncio.shield(closing)
 
     async def _emit_turn(self, turn: rollout_pb2.TurnFinished) -> None:
         await self._queue.put(rollout_pb2.RolloutResponse(turn=turn))

@@ -1,7 +1,8 @@
 """What tests may need of a machine, by name: `@pytest.mark.needs("isolated-sandbox")`.
 
 Where the machine lacks it the test is skipped, and the summary names what was lacking and why. Names in
-TURNWIRE_REQUIRE (comma-separated) must be there: their tests fail instead of being skipped, so that CI cannot pass by lacking something.
+TURNWIRE_REQUIRE (comma-separated) must be there: their tests fail instead of being skipped, so that CI cannot pass by
+lacking something.
 """
 
 from __future__ import annotations

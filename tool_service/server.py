@@ -16,7 +16,7 @@ from tool_service import wire
 from tool_service.config import ToolServiceConfig
 from tool_service.registry import RegisteredTool, ToolRegistry, load_registry
 from tool_service.sandboxes import Sandboxes
-from tool_service.session import Session, Stream, run_action
+from tool_service.session import Session, Stream, TurnTask, run_action
 from tool_service.sessions import Sessions, narrowed
 from turnwire.errors import DeadlineError, InvalidRequestError, TurnwireError, WrongOrderError
 from turnwire.serving import Server
@@ -88,31 +88,32 @@ class ToolService(tool_pb2_grpc.ToolServiceServicer):
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a handler runs in a task")
-        stream = Stream(task, context.write)
+        stream = Stream(task, context.read, context.write)
         session: Session | None = None
         try:
-            session, resumed = await self._sessions.open(await self._first(context), stream)
+            session, resumed = await self._sessions.open(await self._first(stream), stream)
             opened = tool_pb2.Opened(
                 resumed=resumed,
                 turns_done=session.turns_done,
                 lease=wire.duration(self._config.sessions.lease_seconds),
             )
             await stream.write(tool_pb2.InteractResponse(opened=opened))
-            await self._turns(session, stream, context)
+            await self._turns(session, stream)
         except asyncio.CancelledError:
             if stream.error is None or stream.writing:
                 raise  # the client is gone, or does not read
             task.uncancel()
             raise stream.error from None
         finally:
+            stream.stop_reading()
             if session is not None:
                 session.detach(stream)
 
-    async def _first(self, context: Context) -> tool_pb2.Open:
+    async def _first(self, stream: Stream) -> tool_pb2.Open:
         seconds = self._config.sessions.open_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                request = await context.read()
+                request = await stream.read()
         except TimeoutError:
             raise DeadlineError(f"no Open within {seconds:g} s (sessions.open_timeout_seconds)") from None
         if request is grpc.aio.EOF:
@@ -122,14 +123,26 @@ class ToolService(tool_pb2_grpc.ToolServiceServicer):
         message: tool_pb2.Open = request.open
         return message
 
-    async def _turns(self, session: Session, stream: Stream, context: Context) -> None:
+    async def _turns(self, session: Session, stream: Stream) -> None:
+        turn: TurnTask | None = None
+        asked = 0  # times that the client has sent the turn; each gets the answer
         while True:
-            request = await context.read()
+            if turn is not None and turn.done():
+                answer = turn.result()
+                if isinstance(answer, TurnwireError):
+                    raise answer
+                for _ in range(asked):
+                    await stream.write(answer)
+                turn, asked = None, 0
+            request = await stream.read(turn)
+            if request is None:
+                continue
             if request is grpc.aio.EOF:
                 return  # without Close: the session is left to its lease
             kind = request.WhichOneof("message")
             if kind == "action":
-                await stream.write(await session.act(request.action))
+                turn, asked = session.act(request.action), asked + 1
+                await asyncio.sleep(0)  # a turn that waits for nothing is over now: no need to read beside it
             elif kind == "close":
                 await asyncio.shield(self._sessions.release(session))
                 closed = tool_pb2.Closed(turns_done=session.turns_done)

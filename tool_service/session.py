@@ -4,8 +4,8 @@ Invariants:
 
 - A turn runs in a task of the session's own, not in the handler of the stream that brought it: a client that is cut off
   finds its answer when it comes back within the lease.
-- A turn's number is its identity. The number of the last answered turn gets that answer again; the number of the
-  running turn waits for it; every other number but the next is refused.
+- A turn's number is its identity. While a turn runs, its number waits for its answer and every other is refused at
+  once. Between turns, the number of the last answered turn gets that answer again; every other but the next is refused.
 - At most one stream drives a session. A new one ends the old one.
 """
 
@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+import grpc.aio
 
 from tool_service.config import TurnLimits
 from tool_service.parsers import MAX_CALLS
@@ -36,16 +38,52 @@ WRITE_SECONDS = 1.0
 """How long a stream that is to end may still hang in a write, because its client does not read."""
 
 
-class Stream:
-    """The stream that drives a session: what its handler writes through, and how others end it."""
+TurnTask: TypeAlias = "asyncio.Task[tool_pb2.InteractResponse | TurnwireError]"
+"""A turn, running or over. A turn that was refused gives the error rather than raising it."""
 
-    def __init__(self, task: asyncio.Task[Any], write: Callable[[tool_pb2.InteractResponse], Awaitable[None]]) -> None:
+
+class Stream:
+    """The stream that drives a session: what its handler reads and writes through, and how others end it."""
+
+    def __init__(
+        self,
+        task: asyncio.Task[Any],
+        read: Callable[[], Awaitable[Any]],
+        write: Callable[[tool_pb2.InteractResponse], Awaitable[None]],
+    ) -> None:
         """`task`: the handler's."""
         self._task = task
+        self._read = read
         self._write = write
+        self._ahead: asyncio.Future[Any] | None = None
         self.writing = False
         self.error: TurnwireError | None = None
         """Why somebody else ended it."""
+
+    async def read(self, turn: TurnTask | None = None) -> Any:
+        """The next message, or grpc's EOF.
+
+        Given a turn that runs, waits for its end, too: None when it is over before a message came. The end of the
+        stream is then told only after the turn. A read that was begun cannot be given up without losing what it reads,
+        so it is kept for the next call.
+        """
+        if turn is None and self._ahead is None:
+            return await self._read()
+        if self._ahead is None:
+            self._ahead = asyncio.ensure_future(self._read())
+        if turn is not None:
+            await asyncio.wait((turn, self._ahead), return_when=asyncio.FIRST_COMPLETED)
+            if not turn.done() and self._ahead.result() is grpc.aio.EOF:
+                await asyncio.wait((turn,))
+            if turn.done():
+                return None
+        ahead, self._ahead = self._ahead, None
+        return await ahead
+
+    def stop_reading(self) -> None:
+        """Its handler has ended."""
+        if self._ahead is not None:
+            self._ahead.cancel()
 
     async def write(self, response: tool_pb2.InteractResponse) -> None:
         """Send. Raises the error with which the stream was ended meanwhile."""
@@ -90,8 +128,9 @@ class Session:
         self.releasing: asyncio.Task[None] | None = None
         self._limits = limits
         self._owner = owner
-        self._answer: tool_pb2.InteractResponse | None = None
-        self._running: asyncio.Task[tool_pb2.InteractResponse | TurnwireError] | None = None
+        self._running: TurnTask | None = None
+        self._answered: TurnTask | None = None
+        """The last one."""
         self._lease: asyncio.TimerHandle | None = None
         self._ready: asyncio.Task[TurnwireError | None] = asyncio.create_task(self._reset())
 
@@ -133,22 +172,21 @@ class Session:
         if self.releasing is None:
             self._lease = self._owner.lease(self)
 
-    async def act(self, action: tool_pb2.ActionTurn) -> tool_pb2.InteractResponse:
-        """The answer to a turn. Raises WrongOrderError for a turn that is not possible now."""
+    def act(self, action: tool_pb2.ActionTurn) -> TurnTask:
+        """Begin a turn, or find the one of that number. It is not the caller's to cancel.
+
+        Raises WrongOrderError for a turn that is not possible now.
+        """
         number = action.turn
-        if self._answer is not None and number == self.turns_done - 1:
+        if self._running is None and self._answered is not None and number == self.turns_done - 1:
             self.active_at = time.monotonic()
-            return self._answer
+            return self._answered
         if number != self.turns_done:
-            raise WrongOrderError(
-                f"turn {number} of trajectory {self.trajectory_id!r} is out of order: the next is {self.turns_done}"
-            )
+            state = f"the next is {self.turns_done}" if self._running is None else f"turn {self.turns_done} is running"
+            raise WrongOrderError(f"turn {number} of trajectory {self.trajectory_id!r} is out of order: {state}")
         if self._running is None:
             self._running = asyncio.create_task(self._turn(action, self._seconds(action)))
-        outcome = await asyncio.shield(self._running)
-        if isinstance(outcome, TurnwireError):
-            raise outcome
-        return outcome
+        return self._running
 
     def _seconds(self, action: tool_pb2.ActionTurn) -> float:
         if action.WhichOneof("action") is None:
@@ -168,7 +206,7 @@ class Session:
             await run_action(self.tools, action, seconds, self._limits, answer)
             now = time.monotonic()
             answer.elapsed.nanos, answer.elapsed.seconds = int((now - begin) % 1 * 1e9), int(now - begin)
-            self._answer = response
+            self._answered = self._running
             self.turns_done += 1
             counters.total += 1
         except TurnwireError as error:
@@ -190,7 +228,7 @@ class Session:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.tools.close()
-        self._answer = None
+        self._answered = None
 
 
 async def run_action(

@@ -5,14 +5,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
-from rollout_harness import Running, Script, check_trajectory, data_of, eventually, reason, rollouts, tokens_of
+from rollout_harness import (
+    Running,
+    Script,
+    check_trajectory,
+    data_of,
+    eventually,
+    reason,
+    rollouts,
+    tokens_of,
+    tool_server,
+)
 from tiny_models import TINY, make_model
 
+from rollout_service.rollouts import EVENTS_QUEUED, RolloutStream
 from turnwire.client.rollout import rollout_limits, rollout_task
 from turnwire.client.tools import ToolClient
 from turnwire.errors import AlreadyExistsError, InfraError, InvalidRequestError, UnavailableError
@@ -231,6 +244,55 @@ async def test_closed_stream_cancels_its_trajectories(folder: Path, tmp_path: Pa
         assert (await running.client.get_server_info()).trajectories_running == 0
 
 
+@pytest.mark.parametrize("how", ["cancel", "deadline", "end of stream"])
+async def test_cancellation_reaches_the_processes_in_the_sandbox_at_once(folder: Path, how: str) -> None:
+    cell = "import subprocess, time; subprocess.Popen(['sleep', '97.6'], start_new_session=True); time.sleep(99)"
+    limits = rollout_limits(trajectory_timeout=2.0 if how == "deadline" else 60.0)
+    plugins = {"exclude": ["sql"], "entry_points": False}
+    async with (
+        tool_server(plugins=plugins, sandbox={"pool": {"ready": 1}}, sessions={"lease_seconds": 60}) as (_, address),
+        rollouts(folder, script(f"<python>{cell}</python>"), tools=False, tool_target=address) as running,
+        ToolClient(address) as tools,
+    ):
+        async with running.client.rollouts() as stream:
+            await stream.submit(rollout_task("t", "q", ["python"], limits=limits))
+            await eventually(lambda: bool(_sleepers("97.6")))
+            if how == "cancel":
+                await stream.cancel("t")
+            if how != "end of stream":
+                assert reason(await anext(aiter(stream))) == "CANCELLED"
+        await eventually(lambda: not _sleepers("97.6"), 1.0)
+        async with asyncio.timeout(1.0):
+            while (status := await tools.get_status()).sessions_open + status.sessions_leased:
+                await asyncio.sleep(0.005)
+
+
+def _sleepers(seconds: str) -> list[int]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.cmdline() == ["sleep", seconds]:
+                found.append(process.pid)
+    return found
+
+
+async def test_a_client_that_does_not_read_does_not_hold_a_cancelled_trajectorys_session(
+    folder: Path, tmp_path: Path
+) -> None:
+    async with rollouts(folder, script(f"<gate>{tmp_path / 'never'}</gate>")) as running:
+        service = running.service
+        stream = RolloutStream(service._agent, service._tools, service._admission, 1, service._parse)
+        for _ in range(EVENTS_QUEUED):
+            stream._queue.put_nowait(None)
+        await stream._start(rollout_task("t", "q", ["gate"]))
+        await eventually(lambda: bool(running.engine.jobs))
+        stream._running["t"].set()
+        await no_sessions(running)
+        assert stream._work  # its event still waits
+        stream._queue.get_nowait()
+        await asyncio.wait(stream._work)
+
+
 async def test_stream_takes_no_more_than_it_may(folder: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     policy = lambda name, turn: f"<gate>{gate}</gate>" if turn == 0 else "<answer>1</answer>"  # noqa: E731
@@ -307,6 +369,6 @@ async def test_drain_finishes_what_runs_and_takes_no_more(folder: Path, tmp_path
 
 async def no_sessions(running: Running) -> None:
     """The tool service holds nothing of any trajectory."""
-    async with ToolClient(running.service._config.tool_target) as client, asyncio.timeout(20):
+    async with ToolClient(running.service._config.tool_target) as client, asyncio.timeout(1):
         while (status := await client.get_status()).sessions_open + status.sessions_leased:
             await asyncio.sleep(0.02)

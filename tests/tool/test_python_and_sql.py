@@ -1,14 +1,17 @@
 """The `python` and `sql` tools through the service, in real sandboxes: what the agent sees, exactly."""
 
 import asyncio
+import contextlib
 import hashlib
 import sqlite3
 import textwrap
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import grpc.aio
+import psutil
 import pytest
 import pytest_asyncio
 import tool_harness as harness
@@ -20,7 +23,7 @@ from turnwire.v1 import tool_pb2
 ITEMS = "create table items(name text, price int); insert into items values ('Bamo', 101), ('Kuti', 999);"
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.needs("isolated-sandbox")]
 
 
 @pytest.fixture(scope="module")
@@ -283,8 +286,46 @@ async def test_a_program_that_runs_is_dead_after_its_client(service: Service, ho
             await again.close()
 
 
+async def test_close_in_mid_turn_kills_every_process_of_the_trajectory_at_once(service: Service) -> None:
+    async with nothing_left(service):
+        trajectory = Trajectory(service)
+        await trajectory.open("python")
+        cell = "import subprocess, time; subprocess.Popen(['sleep', '98.7'], start_new_session=True); time.sleep(99)"
+        await trajectory.send(action=tool_pb2.ActionTurn(turn=0, text=f"<python>{cell}</python>"))
+        await eventually(lambda: _sleepers("98.7"))
+        begin = time.monotonic()
+        await trajectory.close()
+        assert not _sleepers("98.7")
+        status = await service.status()
+        assert (status.sessions_open, status.sessions_leased, status.pools[0].in_use) == (0, 0, 0)
+        assert time.monotonic() - begin < 1.0
+
+
+def _sleepers(seconds: str) -> list[int]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.cmdline() == ["sleep", seconds]:
+                found.append(process.pid)
+    return found
+
+
 async def _running(service: Service) -> bool:
     return (await service.status()).turns_running == 1
+
+
+async def test_close_while_the_turn_waits_for_a_sandbox_gives_up_waiting_at_once() -> None:
+    pool = {"pool": {"ready": 0, "max": 1}}
+    async with harness.running(harness.config_of(exclude=("sql",), sandbox=pool)) as service, nothing_left(service):
+        first, second = Trajectory(service, "1"), Trajectory(service, "2")
+        for trajectory in (first, second):
+            await trajectory.open("python")
+        await first.act(0, "<python>1</python>")
+        await second.send(action=tool_pb2.ActionTurn(turn=0, text="<python>1</python>"))
+        await eventually(lambda: _running(service))
+        await asyncio.wait_for(second.close(), 1)
+        assert (await service.status()).pools[0].waiting == 0
+        await first.close()
 
 
 async def test_want_of_a_sandbox_is_refused_with_a_delay_and_the_turn_may_be_sent_again() -> None:

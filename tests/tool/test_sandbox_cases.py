@@ -18,7 +18,7 @@ AT_ONCE = 4
 """Cases that run beside each other: statuses must not depend on load."""
 
 
-@pytest.fixture(params=["isolated", "restricted"])
+@pytest.fixture(params=[pytest.param("isolated", marks=pytest.mark.needs("isolated-sandbox")), "restricted"])
 async def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessBackend]:
     monkeypatch.setenv("TURNWIRE_CANARY", SECRET)
     interpreter = conformance.readable_interpreter() if request.param == "restricted" else ""

@@ -15,6 +15,8 @@ from tool_service.sandbox import (
     WarmPool,
 )
 
+pytestmark = pytest.mark.needs("isolated-sandbox")
+
 LIMITS = SandboxLimits()
 
 
@@ -108,6 +110,20 @@ async def test_a_taker_that_gives_up_costs_nothing(backend: ProcessBackend) -> N
     assert (await pool.take()).alive
     await pool.close()
     assert backend.stats().running == 0
+
+
+async def test_a_taker_that_gives_up_at_the_moment_it_is_served_gives_the_sandbox_back(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=0, limits=LIMITS, max_total=1)
+    sandbox = await pool.take()
+    task = asyncio.create_task(pool.take())
+    await asyncio.sleep(0)
+    pool._hand_out(sandbox)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await pool.take()).id != sandbox.id
+    assert not sandbox.alive
+    await pool.close()
 
 
 async def test_what_died_while_ready_is_not_handed_out(backend: ProcessBackend) -> None:

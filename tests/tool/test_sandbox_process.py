@@ -32,6 +32,8 @@ from tool_service.sandbox import (
 )
 from tool_service.sandbox.base import MIB, check_tier
 
+pytestmark = pytest.mark.needs("isolated-sandbox")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -21,6 +21,8 @@ from tool_harness import Service, Trajectory, binding, error_of, eventually, not
 
 from turnwire.v1 import tool_pb2, tool_pb2_grpc
 
+pytestmark = pytest.mark.needs("isolated-sandbox")
+
 
 @pytest.fixture
 async def service() -> AsyncIterator[Service]:

@@ -33,7 +33,7 @@ from trainer_service.ledger import audit
 from turnwire.client.tools import ToolClient
 from turnwire.client.trainer import TrainerClient
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -109,6 +109,18 @@ async def test_a_cancelled_turn_can_be_closed_at_once(running: Running, client: 
     assert running.script.opens == 1
 
 
+async def test_a_turn_cancelled_while_it_was_sent_is_closed_on_another_stream(
+    running: Running, client: ToolClient
+) -> None:
+    for number in range(30):  # whether the stream's end is seen before Close is a matter of luck
+        async with await client.open(str(number), ["echo"]) as session:
+            turn = asyncio.create_task(session.act("one"))
+            await asyncio.sleep(0)  # it is in the write, whose cancellation ends the stream
+            turn.cancel()
+            await asyncio.wait([turn])
+        assert running.script.sessions == {}
+
+
 async def test_opening_waits_while_the_service_is_full(running: Running, client: ToolClient) -> None:
     running.script.refuse_opens = 2
     async with await client.open("t", ["echo"]):

@@ -22,7 +22,7 @@ SMALL = (
     "services.tool.sandbox.pool.max=16",
 )
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
 
 
 def turnwire(*arguments: object) -> list[str]:

@@ -96,7 +96,8 @@ class WarmPool:
         self._waiters.append(waiter)
         self._refill()
         try:
-            return await asyncio.wait_for(asyncio.shield(waiter), self._wait_seconds)
+            async with asyncio.timeout(self._wait_seconds):  # wait_for may swallow a cancellation
+                return await asyncio.shield(waiter)
         except TimeoutError as error:
             self._forget_waiter(waiter)
             reason = f" (the last creation failed: {self._last_error})" if self._last_error else ""

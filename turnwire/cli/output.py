@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
@@ -19,6 +22,21 @@ console = Console(highlight=False)
 """Results go to stdout."""
 notes = Console(stderr=True, highlight=False)
 """What happens on the way goes to stderr, so that `--json` stays clean."""
+
+
+def near(path: str | Path) -> str:
+    """A path as one would type it here: relative where it is below the working directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def this_command() -> str:
+    """How to call this command again: by name where a shell finds it, else by its path."""
+    called = Path(sys.argv[0])
+    found = shutil.which("turnwire")
+    if called.name != "turnwire" or (found is not None and Path(found).resolve() == called.resolve()):
+        return "turnwire"
+    return near(called)
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:

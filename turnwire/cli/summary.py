@@ -23,14 +23,15 @@ def print_summary(state: RunState) -> None:
     elif before is not None:
         print_evaluation(before)
     print_failure(state)
+    folder, command = output.near(state.folder) if state.folder else state.run_id, output.this_command()
     if state.folder:
-        output.console.print(Text.assemble("run folder  ", (state.folder, "bold")), soft_wrap=True)
+        output.console.print(Text.assemble("run folder  ", (folder, "bold")), soft_wrap=True)
         if (plot := Path(state.folder) / PLOT_NAME).is_file():
-            output.console.print(Text(f"plot        {plot}"), soft_wrap=True)
+            output.console.print(Text(f"plot        {output.near(plot)}"), soft_wrap=True)
     if state.state in (trainer_pb2.RUN_STATE_STOPPED, trainer_pb2.RUN_STATE_FAILED) and state.checkpoint:
-        output.console.print(f"go on with  turnwire train --resume {state.folder or state.run_id}", soft_wrap=True)
+        output.console.print(f"go on with  {command} train --resume {folder}", soft_wrap=True)
     if state.evaluations or state.step:
-        output.console.print(f"see one     turnwire view {state.folder or state.run_id}", soft_wrap=True)
+        output.console.print(f"see one     {command} view {folder}", soft_wrap=True)
 
 
 def print_failure(state: RunState) -> None:

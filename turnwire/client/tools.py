@@ -314,9 +314,11 @@ class ToolSession:
         self._closed, self._usable = True, False
         try:
             async with asyncio.timeout(timeout):
-                if self._stream.ended:
+                try:
+                    await self._stream.close()
+                except _StreamEndedError:  # as after a turn that was cancelled while it was sent; another can say Close
                     await self._connect(Backoff(min(2.0, timeout)))
-                await self._stream.close()
+                    await self._stream.close()
         except (TurnwireError, _StreamEndedError, TimeoutError) as error:
             logger.info("session of %s could not be closed and ends with its lease: %s", self.trajectory_id, error)
         finally:

@@ -422,7 +422,9 @@ Global___Observation: typing_extensions.TypeAlias = Observation
 
 @typing.final
 class Close(google.protobuf.message.Message):
-    """Ends the trajectory: everything it holds is released before Closed is sent."""
+    """Ends the trajectory at once, also in mid-turn, and then the turn has no answer. Everything that the trajectory holds is
+    released before Closed is sent.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -70,7 +70,7 @@ class ToolServiceServicer(object):
 
     def Interact(self, request_iterator, context):
         """One stream is one trajectory: Open, then one ActionTurn after the other, each answered by one
-        ObservationTurn, then Close.
+        ObservationTurn, then Close. While a turn runs, another one is refused; the same one again waits for its answer.
 
         A stream that ends without Close leaves its session for a short lease (see Opened.lease), in which
         the client may open the same trajectory again with the same session_key and send its last turn

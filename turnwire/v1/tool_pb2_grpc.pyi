@@ -137,7 +137,7 @@ class ToolServiceStub(typing.Generic[_ToolServiceListToolsType, _ToolServiceInte
 
     Interact: _ToolServiceInteractType
     """One stream is one trajectory: Open, then one ActionTurn after the other, each answered by one
-    ObservationTurn, then Close.
+    ObservationTurn, then Close. While a turn runs, another one is refused; the same one again waits for its answer.
 
     A stream that ends without Close leaves its session for a short lease (see Opened.lease), in which
     the client may open the same trajectory again with the same session_key and send its last turn
@@ -187,7 +187,7 @@ class ToolServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[turnwire.v1.tool_pb2.InteractResponse], collections.abc.AsyncIterator[turnwire.v1.tool_pb2.InteractResponse]]:
         """One stream is one trajectory: Open, then one ActionTurn after the other, each answered by one
-        ObservationTurn, then Close.
+        ObservationTurn, then Close. While a turn runs, another one is refused; the same one again waits for its answer.
 
         A stream that ends without Close leaves its session for a short lease (see Opened.lease), in which
         the client may open the same trajectory again with the same session_key and send its last turn
