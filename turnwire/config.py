@@ -31,21 +31,33 @@ def nearest(name: str, allowed: Sequence[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers and booleans (1e-5 is a number, `no` is a string), and no key twice."""
+    """YAML 1.2's plain values (1e-5 is a number; `no`, 1:30 and 2026-01-31 are strings), and no key twice."""
 
 
+_TAG = "tag:yaml.org,2002:"
+_CHANGED = {_TAG + name for name in ("int", "float", "bool", "timestamp")}
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
-    ]
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in _CHANGED]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
+    _TAG + "int", re.compile(r"^[-+]?[0-9]+$|^0o[0-7]+$|^0x[0-9a-fA-F]+$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    _TAG + "float",
     re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf)$|^\.(?:nan|NaN)$"),
     list("-+0123456789."),
 )
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
+_Loader.add_implicit_resolver(_TAG + "bool", re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """010 is ten: only 0o and 0x change the base."""
+    text = loader.construct_scalar(node)
+    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+
+
+_Loader.add_constructor(_TAG + "int", _integer)
 
 
 def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -61,7 +73,13 @@ def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return result
 
 
-_Loader.add_constructor("tag:yaml.org,2002:map", _unique_mapping)
+_Loader.add_constructor(_TAG + "map", _unique_mapping)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what the loader would not read as a string."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 def parse_yaml(text: str, source: str = "config") -> Any:
@@ -140,7 +158,7 @@ def load(path: Path, kind: type[T], overrides: Sequence[str] = ()) -> T:
 
 def dump(config: Any) -> str:
     """A config as YAML that `load` reads back to the same."""
-    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)
+    return yaml.dump(msgspec.to_builtins(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _join(prefix: str, key: str | int) -> str:

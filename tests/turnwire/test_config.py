@@ -45,6 +45,11 @@ def problems(value: Any) -> dict[str, str]:
     return {problem.key: problem.message for problem in caught.value.problems}
 
 
+@pytest.mark.parametrize("text", ["1e5", "0o7", "010", "1_000", "1:30", "2026-01-31", "no", "true", ".5", "null", "~"])
+def test_a_dumped_string_is_read_back_as_that_string(text: str) -> None:
+    assert convert(parse_yaml(dump(Config(name=text))), Config).name == text
+
+
 def test_every_problem_is_reported_under_its_dotted_key() -> None:
     found = problems(
         {
@@ -84,7 +89,20 @@ def test_integers_are_not_taken_for_text_nor_text_for_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-5", 1e-5), ("3.0e-4", 3e-4), ("no", "no"), ("true", True), ("0x10", 16), ("1.", 1.0)],
+    [
+        ("1e-5", 1e-5),
+        ("3.0e-4", 3e-4),
+        ("no", "no"),
+        ("true", True),
+        ("0x10", 16),
+        ("0o10", 8),
+        ("010", 10),
+        ("-7", -7),
+        ("1_000", "1_000"),
+        ("1:30", "1:30"),
+        ("2026-01-31", "2026-01-31"),
+        ("1.", 1.0),
+    ],
 )
 def test_yaml_numbers_are_numbers_and_no_is_a_word(text: str, value: Any) -> None:
     assert parse_yaml(text) == value

@@ -59,7 +59,9 @@ def command(
         print_failure(state)
         for evaluation in state.evaluations[-1:]:
             print_evaluation(evaluation)
-            output.console.print(f"see one  {output.this_command()} view {output.near(state.folder)} --eval", soft_wrap=True)
+            output.console.print(
+                f"see one  {output.this_command()} view {output.near(state.folder)} --eval", soft_wrap=True
+            )
     sys.exit(exit_code(state))
 
 
