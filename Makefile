@@ -26,6 +26,7 @@ check: setup ## Lint, format, types, contract, generated stubs, locks
 	say "ruff check"; $$tools/ruff check .; \
 	say "ruff format"; $$tools/ruff format --check .; \
 	say "mypy --strict"; .venv/bin/python -m mypy; \
+	say "hadolint"; git ls-files -z '*Dockerfile*' | xargs -0 -r $$tools/hadolint; \
 	say "buf lint"; $$tools/buf lint; \
 	say "buf breaking"; scripts/check_breaking $$tools/buf; \
 	say "stubs"; scripts/check_stubs $$tools/python; \
