@@ -15,6 +15,7 @@ import logging
 import secrets
 import signal
 import sys
+import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
@@ -80,20 +81,41 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
     ]
 
 
+_MESSAGE_BYTES, _PROBLEM_BYTES, _TRAILER_BYTES = 1200, 400, 6500
+"""A status travels in the trailers, and gRPC refuses trailers above 8 KiB (by chance, up to 16): what is longer is cut."""
+
+
 def status_of(error: TurnwireError) -> grpc.Status:
-    """The gRPC status of an error, with its retry delay and field violations as google.rpc details."""
-    status = status_pb2.Status(code=error.code.value[0], message=error.message)
+    """The gRPC status of an error, with its retry delay and field violations as google.rpc details.
+
+    A long message is cut, and of very many violations the first are sent, with the number of the others.
+    """
+    status = status_pb2.Status(code=error.code.value[0], message=_cut(error.message, _MESSAGE_BYTES))
     if error.retry_after is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after * 1e9))
         _add_detail(status, error_details_pb2.RetryInfo(retry_delay=delay))
     if isinstance(error, ConfigError):
-        violations = [
-            error_details_pb2.BadRequest.FieldViolation(field=problem.key, description=problem.message)
-            for problem in error.problems
-        ]
-        _add_detail(status, error_details_pb2.BadRequest(field_violations=violations))
+        request = error_details_pb2.BadRequest()
+        # The message travels twice, percent-encoded and inside the details; those are base64.
+        room = (_TRAILER_BYTES - len(urllib.parse.quote(status.message))) * 3 // 4 - status.ByteSize()
+        for sent, problem in enumerate(error.problems):
+            violation = error_details_pb2.BadRequest.FieldViolation(
+                field=_cut(problem.key, _PROBLEM_BYTES), description=_cut(problem.message, _PROBLEM_BYTES)
+            )
+            room -= violation.ByteSize() + 4
+            if room < 0:
+                request.field_violations.add(description=f"and {len(error.problems) - sent} more problems")
+                break
+            request.field_violations.append(violation)
+        _add_detail(status, request)
     return rpc_status.to_status(status)
+
+
+def _cut(text: str, size: int) -> str:
+    """At most `size` bytes of UTF-8, with a mark where something is missing."""
+    data = text.encode("utf-8", "replace")
+    return data.decode() if len(data) <= size else data[: size - 3].decode("utf-8", "ignore") + "…"
 
 
 def _add_detail(status: status_pb2.Status, message: Any) -> None:

@@ -64,6 +64,34 @@ async def test_an_error_is_raised_as_its_class_on_the_other_side(
     assert caught.value.retry_after == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize(
+    "text", ["x" * 100_000, "ü" * 100_000, "\U0001f600" * 9000, "\n" * 9000, "lone \ud800 " * 9000]
+)
+async def test_a_long_message_is_cut_so_that_it_arrives_under_its_own_status(
+    raising: tuple[RaisingTrainer, Server, TrainerClient], text: str
+) -> None:
+    servicer, _, client = raising
+    servicer.error = errors.NotFoundError(f"begins {text}", retry_after=1.0)
+    for _ in range(20):  # grpc refuses long trailers by chance
+        with pytest.raises(errors.NotFoundError, match=r"(?s)^begins .*…$") as caught:
+            await asyncio.wait_for(client.get_run("x"), 10)
+        assert caught.value.retry_after == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("text", ["is bad", "ist übel " * 200])
+async def test_of_very_many_problems_the_first_arrive_and_the_number_of_the_others(
+    raising: tuple[RaisingTrainer, Server, TrainerClient], text: str
+) -> None:
+    servicer, _, client = raising
+    servicer.error = ConfigError([Problem(f"key{number}", text) for number in range(5000)], "run: x.yaml")
+    for _ in range(20):
+        with pytest.raises(ConfigError) as caught:
+            await client.get_run("x")
+        *first, last = caught.value.problems
+        assert first[0].key == "key0"
+        assert last.message == f"and {5000 - len(first)} more problems"
+
+
 async def test_a_config_error_keeps_its_problems(raising: tuple[RaisingTrainer, Server, TrainerClient]) -> None:
     servicer, _, client = raising
     error = ConfigError([Problem("a.b", "is bad: very"), Problem("", "so is this")], "run: x.yaml")
