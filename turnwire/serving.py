@@ -82,7 +82,7 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
 
 
 _MESSAGE_BYTES, _PROBLEM_BYTES, _TRAILER_BYTES = 1200, 400, 6500
-"""A status travels in the trailers, and gRPC refuses trailers above 8 KiB (by chance, up to 16): what is longer is cut."""
+"""A status travels in the trailers, and gRPC refuses trailers above 8 KiB (by chance, up to 16): the rest is cut."""
 
 
 def status_of(error: TurnwireError) -> grpc.Status:
