@@ -61,7 +61,6 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: of each sandbox, all its processes together.
     """
 
-    backend: Literal["process"] = "process"
     minimum_tier: Literal["isolated", "restricted"] = "isolated"
     interpreter: str = ""
     read_only_paths: tuple[str, ...] = ()
