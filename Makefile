@@ -45,7 +45,7 @@ locks: ## Resolve the lock files afresh from pyproject.toml
 bench: setup ## Run the benchmarks: tables here, JSON under benchmarks/results/
 	@.venv/bin/python -m benchmarks $(ARGS)
 
-policy: setup ## Build the demo's tiny policy again from synthetic demonstrations (about 15 minutes)
+policy: setup ## Build the demo's tiny policy again from synthetic demonstrations (about half an hour)
 	@.venv/bin/python examples/tiny_policy/build.py $(ARGS)
 
 clean: ## Remove .venv and caches of this clone (runs/ and the shared cache stay)

@@ -2,7 +2,8 @@
 
 Generate until a stop; hand the text to the tools; append what they observed; again. Each trajectory runs in a task of
 its own, so it never waits for another one's tool. What the agent did wrong is an observation; what *we* did wrong (tool
-service, sandbox, engine) ends the trajectory as INFRA_ERROR, with the tokens so far, and is never training data.
+service, sandbox, engine) ends the trajectory as INFRA_ERROR, with the tokens so far, and is never training data; so is
+a task that the tools refuse, which ends as INVALID_TASK.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from rollout_service.chat import Chat
 from rollout_service.engines.base import Engine, GenerateDelta, GenerateJob, GenerateStop, Ids, Sampling
 from rollout_service.task import Task, text_of_parts
-from rollout_service.tools import ToolDirectory, TrajectoryTools
+from rollout_service.tools import TaskRefusedError, ToolDirectory, TrajectoryTools
 from rollout_service.trajectory import MultiTurnTrajectory, TrajectoryBuilder, TurnRecord, wire_turn
 from turnwire.errors import TurnwireError
 from turnwire.v1 import common_pb2, rollout_pb2, tool_pb2
+
+T = TypeVar("T")
 
 OnTurn = Callable[[rollout_pb2.TurnFinished], Awaitable[None]]
 
@@ -36,6 +40,33 @@ class Ending:
     error: str = ""
 
 
+class Cancellation:
+    """How a trajectory is ended from outside: by asking, or by the end of its time."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._timeout: asyncio.Timeout | None = None
+
+    def ask(self) -> None:
+        """End it now, or as soon as it begins. Once it ends anyway this does nothing."""
+        self.asked = True
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    async def within(self, seconds: float, work: Awaitable[T]) -> T | None:
+        """What `work` gives, in this task; None where it was ended first, by `ask` or after `seconds`."""
+        timeout = self._timeout = asyncio.timeout(0 if self.asked else seconds)
+        try:
+            async with timeout:
+                return await work
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            return None
+        finally:
+            self._timeout = None
+
+
 @dataclass(frozen=True)
 class Agent:
     """What all trajectories share."""
@@ -45,28 +76,18 @@ class Agent:
     directory: ToolDirectory | None
 
     async def run(
-        self, task: Task, prompt: Ids, tools: TrajectoryTools | None, cancelled: asyncio.Event, on_turn: OnTurn
+        self, task: Task, prompt: Ids, tools: TrajectoryTools | None, cancellation: Cancellation, on_turn: OnTurn
     ) -> rollout_pb2.Trajectory:
-        """Generate one trajectory. Ends it as CANCELLED when `cancelled` is set, or its time is over."""
+        """Generate one trajectory. Ends it as CANCELLED when that is asked for, or its time is over."""
         began = time.perf_counter()
         trajectory = MultiTurnTrajectory(prompt)
         builder = TrajectoryBuilder(task.trajectory_id, task.metadata)
         builder.add_segment(trajectory)
-        turns = asyncio.create_task(self._turns(task, trajectory, tools, on_turn))
-        stop = asyncio.create_task(cancelled.wait())
-        try:
-            timeout = task.limits.trajectory_timeout
-            await asyncio.wait([turns, stop], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if turns.done():
-                ending = turns.result()
-            elif cancelled.is_set():
-                ending = Ending(common_pb2.STOP_REASON_CANCELLED)
-            else:
-                ending = Ending(common_pb2.STOP_REASON_CANCELLED, error=f"trajectory_timeout of {timeout:g} s is over")
-        finally:
-            turns.cancel()
-            stop.cancel()
-            await asyncio.wait([turns, stop])
+        timeout = task.limits.trajectory_timeout
+        ending = await cancellation.within(timeout, self._turns(task, trajectory, tools, on_turn))
+        if ending is None:
+            reason = "" if cancellation.asked else f"trajectory_timeout of {timeout:g} s is over"
+            ending = Ending(common_pb2.STOP_REASON_CANCELLED, error=reason)
         return builder.build(
             ending.reason, elapsed=time.perf_counter() - began, error=ending.error, final_answer=ending.answer
         )
@@ -76,6 +97,8 @@ class Agent:
     ) -> Ending:
         try:
             return await self._loop(task, trajectory, tools, on_turn)
+        except TaskRefusedError as error:
+            return Ending(common_pb2.STOP_REASON_INVALID_TASK, error=str(error))
         except TurnwireError as error:
             return Ending(common_pb2.STOP_REASON_INFRA_ERROR, error=f"{type(error).__name__}: {error}")
 

@@ -14,7 +14,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 
-from rollout_service.agent import Agent
+from rollout_service.agent import Agent, Cancellation
 from rollout_service.engines.base import Ids
 from rollout_service.task import Task
 from rollout_service.tools import TrajectoryTools
@@ -74,7 +74,7 @@ class RolloutStream:
     ) -> None:
         self._agent, self._tools, self._admission, self._parse = agent, tools, admission, parse
         self._room = asyncio.Semaphore(most)
-        self._running: dict[str, asyncio.Event] = {}
+        self._running: dict[str, Cancellation] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._queue: asyncio.Queue[rollout_pb2.RolloutResponse | Exception | None] = asyncio.Queue(EVENTS_QUEUED)
 
@@ -128,8 +128,8 @@ class RolloutStream:
         async for request in requests:
             kind = request.WhichOneof("message")
             if kind == "cancel":
-                if (cancelled := self._running.get(request.cancel.trajectory_id)) is not None:
-                    cancelled.set()
+                if (cancellation := self._running.get(request.cancel.trajectory_id)) is not None:
+                    cancellation.ask()
             elif kind == "task":
                 await self._start(request.task)
             else:
@@ -145,8 +145,8 @@ class RolloutStream:
         except asyncio.CancelledError:
             self._room.release()
             raise
-        cancelled = self._running[task.trajectory_id] = asyncio.Event()
-        work = asyncio.create_task(self._one(task, prompt, cancelled))
+        cancellation = self._running[task.trajectory_id] = Cancellation()
+        work = asyncio.create_task(self._one(task, prompt, cancellation))
         self._work.add(work)
         work.add_done_callback(lambda done: self._finished(task, done))
 
@@ -158,12 +158,12 @@ class RolloutStream:
         if not work.cancelled() and (error := work.exception()) is not None:
             logger.error("trajectory %s broke", task.trajectory_id, exc_info=error)
 
-    async def _one(self, task: Task, prompt: Ids, cancelled: asyncio.Event) -> None:
+    async def _one(self, task: Task, prompt: Ids, cancellation: Cancellation) -> None:
         tools = TrajectoryTools(self._tools, task) if task.tools and self._tools is not None else None
         closing: asyncio.Task[None] | None = None
         try:
             try:
-                trajectory = await self._agent.run(task, prompt, tools, cancelled, self._emit_turn)
+                trajectory = await self._agent.run(task, prompt, tools, cancellation, self._emit_turn)
             finally:  # at once: the event may have to wait for the client, and what the trajectory holds must not
                 self._agent.engine.release(task.trajectory_id)
                 if tools is not None:

@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from rollout_service.task import Task
 from turnwire.client.tools import ToolClient, ToolSession
 from turnwire.config import nearest
-from turnwire.errors import NotFoundError, TurnwireError
+from turnwire.errors import InvalidRequestError, NotFoundError, TurnwireError
 from turnwire.v1 import tool_pb2
 
 logger = logging.getLogger(__name__)
 
 DIRECTORY_SECONDS = 30.0
 OPENING_PATIENCE_AT_CLOSE = 2.0
+
+
+class TaskRefusedError(Exception):
+    """The tool service does not take this task: an unknown tool, or a context or limit that it refuses."""
 
 
 class ToolDirectory:
@@ -30,13 +34,13 @@ class ToolDirectory:
         self._lock = asyncio.Lock()
 
     async def stop_strings(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Of these tools, each once. Raises NotFoundError for a tool that is not there."""
+        """Of these tools, each once. Raises TaskRefusedError for a tool that is not there."""
         async with self._lock:
             if time.monotonic() - self._asked_at > DIRECTORY_SECONDS or any(name not in self._stops for name in names):
                 await self._ask(names)
         for name in names:
             if name not in self._stops:
-                raise NotFoundError(f"unknown tool {name!r}; {nearest(name, list(self._stops))}")
+                raise TaskRefusedError(f"unknown tool {name!r}; {nearest(name, list(self._stops))}")
         return tuple(dict.fromkeys(text for name in names for text in self._stops[name]))
 
     async def _ask(self, names: Sequence[str]) -> None:
@@ -61,8 +65,12 @@ class TrajectoryTools:
         self._opening = asyncio.create_task(client.open(task.trajectory_id, list(task.tools), limits))
 
     async def act(self, text: str) -> tool_pb2.ObservationTurn:
-        """One turn. Raises a TurnwireError when it cannot be had: never the agent's doing."""
-        session = await asyncio.shield(self._opening)
+        """One turn. Raises TaskRefusedError where the session was refused, a TurnwireError when the turn cannot be
+        had: never the agent's doing."""
+        try:
+            session = await asyncio.shield(self._opening)
+        except (InvalidRequestError, NotFoundError) as error:
+            raise TaskRefusedError(error.message) from error
         return await session.act(text)
 
     async def close(self) -> None:

@@ -152,6 +152,13 @@ class BaseTool(abc.ABC):
         return []
 
     @classmethod
+    def check_context(cls, config: Any, context: Any) -> None:
+        """Raise InvalidRequestError for a context that cannot be used, as far as that shows without a trajectory.
+
+        `turnwire check` asks it of a run's first tasks, before anything starts.
+        """
+
+    @classmethod
     async def setup(cls, config: Any) -> Any:
         """Make what all trajectories share, once, at the service's start."""
         return None

@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,7 @@ from tool_service import parsers
 from tool_service.base import BaseTool, ToolConfig, schema_of
 from tool_service.config import ToolServiceConfig
 from turnwire.config import convert, nearest
-from turnwire.errors import ConfigError, NotFoundError, Problem
+from turnwire.errors import ConfigError, InvalidRequestError, NotFoundError, Problem
 
 ENTRY_POINT_GROUP = "turnwire.tools"
 BUILT_IN_DIRECTORY = Path(__file__).parent / "tools"
@@ -46,6 +46,19 @@ class RegisteredTool(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return self.tool.name
+
+    def check_context(self, values: Mapping[str, Any]) -> None:
+        """Raise InvalidRequestError for a context that a trajectory with this tool would be refused for."""
+        known = [field.encode_name for field in msgspec.structs.fields(self.tool.Context)]
+        unknown = [key for key in values if key not in known]
+        if unknown:
+            takes = ", ".join(known) or "nothing"
+            raise InvalidRequestError(f"context of tool {self.name!r}: unknown key {unknown[0]!r}; it takes {takes}")
+        try:
+            context = msgspec.convert(values, self.tool.Context)
+        except msgspec.ValidationError as error:
+            raise InvalidRequestError(f"context of tool {self.name!r}: {error}") from error
+        self.tool.check_context(self.config, context)
 
 
 class ToolRegistry:

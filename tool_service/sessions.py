@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -229,7 +230,7 @@ def _check_reopen(session: Session, message: tool_pb2.Open) -> None:
 
 def _context(given: struct_pb2.Struct, kind: type[msgspec.Struct], name: str) -> msgspec.Struct:
     values = wire.plain(given)
-    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    known = _keys(kind)
     for key in values:
         if key not in known:
             raise InvalidRequestError(
@@ -239,6 +240,12 @@ def _context(given: struct_pb2.Struct, kind: type[msgspec.Struct], name: str) ->
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"context of tool {name!r}: {error}") from error
+
+
+@functools.cache
+def _keys(kind: type[msgspec.Struct]) -> list[str]:
+    """What a context takes. msgspec works it out from the annotations anew each time."""
+    return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
 def narrowed(limits: TurnLimits, asked: tool_pb2.TrajectoryLimits) -> TurnLimits:

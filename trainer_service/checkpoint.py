@@ -30,7 +30,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """What `state.json` holds.
 
     step: updates done. next_draw, open_draws: position in the data. ledger: trajectories by state. files: lengths of
-    the run's append-only files. evaluations: by step, accuracy per data source. seconds: of training, over all
+    the run's append-only files. evaluations: by step, accuracy per data source. seconds: wall time of the run, over all
     processes.
     """
 

@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainer_service import names
 from trainer_service.config import AlgorithmConfig, RunConfig, SourceConfig
 from trainer_service.data import files, generators
+from trainer_service.data.task import Task
 from trainer_service.rewards.registry import Judges
 from turnwire.config import nearest
-from turnwire.errors import ConfigError, Problem
+from turnwire.errors import ConfigError, InvalidRequestError, Problem
 
 _ROWS_LOOKED_AT = 100
+_TASKS_MADE = 10
 _FEW_IN_FLIGHT = 16
 
+CheckContext = Callable[[str, dict[str, Any]], None]
+"""Raises InvalidRequestError for a context that the tool of that name would refuse."""
 
-def problems(config: RunConfig, served_tools: Collection[str] | None) -> list[Problem]:
+
+def problems(
+    config: RunConfig, served_tools: Collection[str] | None, check_context: CheckContext | None = None
+) -> list[Problem]:
     """Everything that would stop the run, or make it other than what the config says."""
     found = [*_model(config), *_algorithm(config.algorithm), *_rollout(config), *_tools(config, served_tools)]
+    judges = None
     try:
-        Judges(config.reward).close()
+        judges = Judges(config.reward)
     except ConfigError as error:
         found += error.problems
     for which, sources in (("train", config.data.train), ("eval", config.data.eval)):
         for number, source in enumerate(sources):
-            found += _source(source, f"data.{which}.{number}", served_tools)
+            key = f"data.{which}.{number}"
+            of_source, tasks = _source(source, key, served_tools)
+            found += of_source
+            if check_context is not None:
+                found += _contexts(
+                    tasks, key, source, run_tools=config.tools, served=served_tools or (), check_context=check_context
+                )
+            if judges is not None:
+                found += _ground_truths(tasks, key, source, judges)
+    if judges is not None:
+        judges.close()
     return [*found, *_overlap(config)]
 
 
@@ -187,21 +206,70 @@ def _overlap(config: RunConfig) -> Iterator[Problem]:
                 yield Problem(f"data.eval.{number}", message)
 
 
-def _source(source: SourceConfig, key: str, served: Collection[str] | None) -> Iterator[Problem]:
-    for tool in source.tools or []:
-        if served is not None and tool not in served:
-            yield Problem(f"{key}.tools", f"no tool {tool!r} is served; {nearest(tool, list(served))}")
+def _source(source: SourceConfig, key: str, served: Collection[str] | None) -> tuple[list[Problem], list[Task]]:
+    """What is wrong with a source, and its first tasks."""
+    found = [
+        Problem(f"{key}.tools", f"no tool {tool!r} is served; {nearest(tool, list(served))}")
+        for tool in source.tools or []
+        if served is not None and tool not in served
+    ]
     try:
         if source.kind == "procedural":
-            tasks = [generators.create(source.generator, source.arguments, key)(source.start)]
+            make = generators.create(source.generator, source.arguments, key)
+            tasks = [make(source.start + number) for number in range(min(_TASKS_MADE, source.size or 1))]
         else:
             tasks = files.load_tasks(source, key, limit=_ROWS_LOOKED_AT)
     except ConfigError as error:
-        yield from error.problems
-        return
+        return [*found, *error.problems], []
     named = {tool for task in tasks for tool in task.tools}
     for tool in sorted(named - set(served)) if served is not None else ():
         fix = "rename or drop it with `tool_names`, or set `tools_kwargs: ignore`" if source.path else "serve it"
-        yield Problem(
-            key, f"its tasks use the tool {tool!r}, which is not served: {fix}; {nearest(tool, list(served or ()))}"
-        )
+        message = f"its tasks use the tool {tool!r}, which is not served: {fix}; {nearest(tool, list(served or ()))}"
+        found.append(Problem(key, message))
+    return found, tasks
+
+
+def _row(task: Task, source: SourceConfig) -> str:
+    return f"{source.path} row {task.task_id.rpartition('-')[2]}" if source.path else f"task {task.task_id}"
+
+
+def _contexts(
+    tasks: Sequence[Task],
+    key: str,
+    source: SourceConfig,
+    *,
+    run_tools: Sequence[str],
+    served: Collection[str],
+    check_context: CheckContext,
+) -> Iterator[Problem]:
+    """The first context of each tool that the tool would refuse."""
+    refused: set[str] = set()
+    for task in tasks:
+        given = task.tools or {tool: {} for tool in (run_tools if source.tools is None else source.tools)}
+        for tool, context in given.items():
+            if tool in refused or tool not in served:
+                continue
+            try:
+                check_context(tool, context)
+            except InvalidRequestError as error:
+                refused.add(tool)
+                why = (
+                    f"correct extra_info.tools_kwargs.{tool}.create_kwargs (read with `tools_kwargs: contexts`), "
+                    "or drop the tool with `tool_names`"
+                    if task.tools
+                    else "it names no tool, so it gets all of `tools`: set `tools` to those that these tasks need, or "
+                    f"give contexts with extra_info.tools_kwargs.{tool}.create_kwargs"
+                )
+                yield Problem(key, f"{_row(task, source)}, {error.message}; {why}")
+
+
+def _ground_truths(tasks: Sequence[Task], key: str, source: SourceConfig, judges: Judges) -> Iterator[Problem]:
+    """The first task that its reward could not judge."""
+    for task in tasks:
+        reward = judges.of(source.data_source or task.data_source)
+        try:
+            reward.check_task(task)
+        except ValueError as error:
+            fix = "choose another with `reward.by_source`, or replace this source"
+            yield Problem(key, f"{_row(task, source)}, reward {reward.name!r}: {error}; {fix}")
+            return

@@ -7,7 +7,7 @@ ranges are checked while a file is read; `check` then says what is wrong across 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -379,13 +379,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     metrics: MetricsConfig = MetricsConfig()
 
 
-def check(config: RunConfig, served_tools: Collection[str] | None = None) -> list[Problem]:
+def check(
+    config: RunConfig,
+    served_tools: Collection[str] | None = None,
+    check_context: Callable[[str, dict[str, Any]], None] | None = None,
+) -> list[Problem]:
     """Everything that is wrong with a run's config beyond its types. `served_tools`: what the tool service has, if
-    known.
+    known. `check_context`: raises InvalidRequestError for a context that a served tool would refuse.
     """
     from trainer_service import checks  # noqa: PLC0415 - loads rewards and data; this module stays light
 
-    return checks.problems(config, served_tools)
+    return checks.problems(config, served_tools, check_context)
 
 
 def warnings(config: RunConfig) -> list[Problem]:

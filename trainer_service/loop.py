@@ -116,6 +116,7 @@ class TrainingRun:
             text = f"step {self.step + 1}: {len(failed)} of {len(members)} trajectories failed"
             text += f"; the first: {failed[0].reason}"
             if len(failed) == len(members):
+                self._record.lost_batch(self.step + 1, groups)
                 raise InfraError(text)
             self._events.notify(text)
         return select(self._config.algorithm, groups)

@@ -34,7 +34,8 @@ class RunRecord:
     def __init__(self, folder: Path, config: MetricsConfig, state: RunState | None, events: EventLog) -> None:
         """Start empty, or where a checkpoint was."""
         self.evaluations = dict(state.evaluations) if state else {}
-        self.seconds = state.seconds if state else 0.0
+        self._earlier_seconds = state.seconds if state else 0.0
+        self._started = time.monotonic()
         self._config, self._events = config, events
         self._files = {name: AppendFile(folder / name, state.files[name] if state else 0) for name in _FILES}
         self.ledger = Ledger(self._files["ledger.jsonl"], state.ledger if state else None)
@@ -42,6 +43,11 @@ class RunRecord:
         self._metrics = metrics.MetricsWriter(self._files["metrics.jsonl"], tensorboard, state.step + 1 if state else 0)
         self._gpu = metrics.GpuMeter()
         self._told = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run so far, evaluations included: of this process, and of earlier ones to the checkpoint."""
+        return self._earlier_seconds + time.monotonic() - self._started
 
     def use(self, decode: Callable[[int], str], updates_at: Callable[[int], int]) -> None:
         """How tokens become texts and the engine's weight versions become numbers of updates, once both are known."""
@@ -69,10 +75,18 @@ class RunRecord:
         figures = metrics.step_metrics(groups, self._updates_at, step - 1)
         return figures | {"trajectories/trained": float(len(advantages)), "trajectories/filtered": float(len(reasons))}
 
+    def lost_batch(self, step: int, groups: list[Group]) -> None:
+        """Close the books on a batch in which every trajectory failed."""
+        for group in groups:
+            for member in group.members:
+                if isinstance(member, Failed):
+                    self.ledger.close(member.key, State.FAILED, step, member.reason)
+            if group.greedy is not None:
+                self._close_evaluated(group.greedy, step)
+
     def step(self, step: int, figures: dict[str, float]) -> None:
         """A step is done."""
         seconds = figures["time/step_seconds"]
-        self.seconds += seconds
         figures = {**figures, "tokens_per_second": figures.get("tokens/total", 0.0) / seconds, **self._gpu.read()}
         self._metrics.write("step", step, figures)
         self._events.emit(step=pb.StepFinished(step=step, metrics=figures))

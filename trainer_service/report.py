@@ -1,7 +1,8 @@
 """What is left of a run for people: `summary.json` and `learning_curves.png`.
 
 `summary.json`: run_id, name, seed, seconds, steps, parameters, accuracy {source: {before, after}}, evaluations (by
-step), ledger (trajectories by state, and the reasons of `failures`), config.
+step), ledger (trajectories by state, and the reasons of `failures`), config. `seconds` is the wall time from start to
+end, evaluations included; of a resumed run, of all its processes together. What is not known is null.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ _SMOOTH = 0.5
 """Weight of the newest step in the drawn curve; the raw values stay visible behind it."""
 
 
-def before_and_after(evaluations: Evaluations) -> dict[str, dict[str, float]]:
-    """The first and the last evaluation of each data source."""
-    if not evaluations:
-        return {}
-    first, last = evaluations[min(evaluations)], evaluations[max(evaluations)]
-    return {source: {"before": first.get(source, float("nan")), "after": last[source]} for source in last}
+def before_and_after(evaluations: Evaluations) -> dict[str, dict[str, float | None]]:
+    """By data source, the evaluation before training (of step 0) and the last one after a step; None: there is none."""
+    before, last = evaluations.get(0, {}), max(evaluations, default=0)
+    after = evaluations[last] if last > 0 else {}
+    return {source: {"before": before.get(source), "after": after.get(source)} for source in sorted({*before, *after})}
 
 
 def summary(
@@ -46,7 +46,7 @@ def summary(
         "accuracy": before_and_after(record.evaluations),
         "evaluations": {str(step): accuracy for step, accuracy in sorted(record.evaluations.items())},
         "ledger": {**record.ledger.counts(), "failures": books["failures"]},
-        "config": msgspec.to_builtins(config),
+        "config": msgspec.json.decode(msgspec.json.encode(config)),  # a value of .inf becomes null
     }
 
 
@@ -94,12 +94,14 @@ def draw_curves(metrics: Path, evaluations: Evaluations, title: str, target: Pat
     figure.savefig(str(target), dpi=150)
 
 
-def _bars(axis: Any, accuracy: Mapping[str, Mapping[str, float]], colours: Mapping[str, str]) -> None:
+def _bars(axis: Any, accuracy: Mapping[str, Mapping[str, float | None]], colours: Mapping[str, str]) -> None:
     axis.set_title("held-out accuracy, before and after", loc="left", fontsize=11)
     for place, (source, values) in enumerate(accuracy.items()):
         colour = colours.get(source, "#777777")
         for offset, when, alpha in ((-0.2, "before", 0.4), (0.2, "after", 1.0)):
             value = values[when]
+            if value is None:
+                continue
             axis.bar(place + offset, value, width=0.36, color=colour, alpha=alpha)
             axis.text(place + offset, value + 0.02, f"{value:.2f}", ha="center", va="bottom", fontsize=9)
     axis.set_xticks(range(len(accuracy)), [source.rpartition("/")[2] for source in accuracy])

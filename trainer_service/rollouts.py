@@ -79,7 +79,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Lost:
-    """There is none: our infrastructure failed it too often."""
+    """There is none: our infrastructure failed it too often, its time was over, or the task itself was refused."""
 
     reason: str
 
@@ -161,6 +161,8 @@ class RolloutPool:
                 if trajectory.stop_reason == common_pb2.STOP_REASON_CANCELLED:
                     # Nobody here cancels: its time was over, and another attempt would take as long.
                     return Lost(f"cancelled: {trajectory.error or 'by the rollout service'}")
+                if trajectory.stop_reason == common_pb2.STOP_REASON_INVALID_TASK:
+                    return Lost(f"invalid task: {trajectory.error or 'no reason given'}")
                 if trajectory.stop_reason != common_pb2.STOP_REASON_INFRA_ERROR:
                     self._successes += 1
                     return Sampled(trajectory, _attempt(trajectory, pending), tries, time.monotonic() - started)

@@ -150,13 +150,21 @@ def model_card(figures: dict[str, Any]) -> str:
     return MODEL_CARD.format(table="\n".join(rows), settle_steps=SETTLE.steps, **shares, **figures)
 
 
+def _null_for_nan(value: Any) -> Any:
+    """JSON has no NaN: a mean of nothing is null there."""
+    if isinstance(value, dict):
+        return {key: _null_for_nan(item) for key, item in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, figures: dict[str, Any]) -> None:
     """Writes beside the model directory, then moves each file into it."""
     MODEL_DIR.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=MODEL_DIR.parent) as scratch:
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-        (Path(scratch) / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+        written = json.dumps(_null_for_nan(figures), indent=2, allow_nan=False)
+        (Path(scratch) / "figures.json").write_text(written + "\n")
         (Path(scratch) / "README.md").write_text(model_card(figures))
         for file in sorted(Path(scratch).iterdir()):
             file.chmod(0o644)

@@ -25,6 +25,7 @@ from rollout_harness import (
 )
 from tiny_models import TINY, make_model
 
+from rollout_service.agent import Cancellation
 from rollout_service.rollouts import EVENTS_QUEUED, RolloutStream
 from turnwire.client.rollout import rollout_limits, rollout_task
 from turnwire.client.tools import ToolClient
@@ -182,8 +183,18 @@ async def test_unknown_tool_fails_its_trajectory_alone(folder: Path) -> None:
         tasks = [rollout_task(name, "q", [name], answer_tags=TAGS) for name in ("echo", "ecko")]
         _, ended = await running.run(*tasks)
         assert reason(ended["echo"]) == "FINAL_ANSWER"
-        assert reason(ended["ecko"]) == "INFRA_ERROR"
+        assert reason(ended["ecko"]) == "INVALID_TASK"
         assert "did you mean 'echo'" in ended["ecko"].error
+
+
+async def test_a_context_that_the_tool_refuses_is_an_invalid_task(folder: Path) -> None:
+    async with rollouts(folder, script("<echo>x</echo>", "<answer>1</answer>")) as running:
+        task = rollout_task("t", "q", {"echo": {"colour": "red"}}, answer_tags=TAGS)
+        _, trajectory = await running.one(task)
+        check_trajectory(trajectory)
+        assert reason(trajectory) == "INVALID_TASK"
+        assert "context of tool 'echo': unknown key 'colour'" in trajectory.error
+        await no_sessions(running)
 
 
 async def test_tool_service_killed_amid_a_turn_is_an_infra_error(folder: Path, tmp_path: Path) -> None:
@@ -231,6 +242,21 @@ async def test_tool_timeout_is_an_observation(folder: Path, tmp_path: Path) -> N
         turns, trajectory = await running.one(rollout_task("t", "q", ["gate"], limits=limits, answer_tags=TAGS))
         assert turns[0].turn.results[0].error == common_pb2.ERROR_KIND_TIMEOUT
         assert reason(trajectory) == "FINAL_ANSWER"
+
+
+async def test_cancellation_may_be_asked_for_at_any_time_and_again() -> None:
+    early = Cancellation()
+    early.ask()
+    assert await early.within(30.0, asyncio.Event().wait()) is None
+    cancellation = Cancellation()
+    work = asyncio.create_task(cancellation.within(30.0, asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    cancellation.ask()
+    await asyncio.sleep(0)  # it is ending now
+    cancellation.ask()
+    assert await work is None
+    cancellation.ask()
+    assert await Cancellation().within(30.0, asyncio.sleep(0, "done")) == "done"
 
 
 async def test_closed_stream_cancels_its_trajectories(folder: Path, tmp_path: Path) -> None:
@@ -286,7 +312,7 @@ async def test_a_client_that_does_not_read_does_not_hold_a_cancelled_trajectorys
             stream._queue.put_nowait(None)
         await stream._start(rollout_task("t", "q", ["gate"]))
         await eventually(lambda: bool(running.engine.jobs))
-        stream._running["t"].set()
+        stream._running["t"].ask()
         await no_sessions(running)
         assert stream._work  # its event still waits
         stream._queue.get_nowait()

@@ -61,11 +61,11 @@ async def test_trajectories_hold_what_was_sampled_amid_weight_updates(folder: Pa
                     check_trajectory(event)
                     ended.append(event)
 
+        updates = {version: list(weight_tensors(reference.perturbed(version))) for version in (1, 2, 3)}
         watching = asyncio.create_task(watch())
-        for version in (1, 2, 3):
-            while (await running.client.get_server_info()).tokens_generated_total < version * 60:
+        for version, tensors in updates.items():
+            while (await running.client.get_server_info()).tokens_generated_total < version * 40:
                 await asyncio.sleep(0.002)
-            tensors = weight_tensors(reference.perturbed(version))
             answer = await running.client.update_weights(tensors, version)
             assert answer.checksum == checksum(specs_of(reference.weights[version]))
         await watching

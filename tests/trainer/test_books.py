@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from trainer_harness import judged, run_config, sequences, task
 
@@ -16,7 +19,8 @@ from trainer_service.experience import select, spread
 from trainer_service.files import AppendFile, write_json
 from trainer_service.groups import Failed, Group, Judged
 from trainer_service.ledger import Ledger, LedgerError, State, audit
-from trainer_service.report import draw_curves
+from trainer_service.record import RunRecord
+from trainer_service.report import before_and_after, draw_curves
 from turnwire.errors import InvalidRequestError
 
 # -- ledger
@@ -203,6 +207,30 @@ def test_kept_trajectories_are_spread_over_the_groups() -> None:
 # -- report
 
 
+def test_before_is_the_evaluation_of_step_0_and_after_the_last_one() -> None:
+    assert before_and_after({}) == {}
+    assert before_and_after({0: {"a": 0.2}, 2: {"a": 0.4}, 5: {"a": 0.9}}) == {"a": {"before": 0.2, "after": 0.9}}
+    assert before_and_after({2: {"a": 0.4}, 5: {"a": 0.9}}) == {"a": {"before": None, "after": 0.9}}
+    assert before_and_after({0: {"a": 0.2}}) == {"a": {"before": 0.2, "after": None}}
+    lacking = {0: {"a": 0.2}, 5: {"a": 0.9, "b": 0.5}}  # every trajectory of b failed before training
+    assert before_and_after(lacking) == {"a": {"before": 0.2, "after": 0.9}, "b": {"before": None, "after": 0.5}}
+
+
+def test_seconds_are_wall_time_over_all_processes(tmp_path: Path) -> None:
+    earlier = msgspec.structs.replace(state(1), seconds=100.0, files=defaultdict(int))
+    events = EventLog(tmp_path / "events.jsonl")
+    record = RunRecord(tmp_path, run_config().metrics, earlier, events)
+    time.sleep(0.05)
+    assert 100.05 <= record.seconds < 110
+    record.close()
+
+
+def test_json_files_never_hold_nan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "x.json", {"accuracy": float("nan")})
+    assert not (tmp_path / "x.json").exists()
+
+
 def test_curves_are_drawn_with_and_without_steps_and_evaluations(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("")
@@ -211,5 +239,5 @@ def test_curves_are_drawn_with_and_without_steps_and_evaluations(tmp_path: Path)
         {"kind": "step", "step": n, "reward/a/b": n / 5, "reward/mean": 0, "tool_use/a/b": 0.5} for n in range(5)
     ]
     metrics.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    draw_curves(metrics, {0: {"a/b": 0.2}, 5: {"a/b": 0.9}}, "full", tmp_path / "full.png")
+    draw_curves(metrics, {0: {"a/b": 0.2}, 5: {"a/b": 0.9, "c": 0.5}}, "full", tmp_path / "full.png")
     assert (tmp_path / "full.png").stat().st_size > 10_000

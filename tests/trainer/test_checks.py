@@ -60,6 +60,7 @@ def test_a_good_config_has_no_problem(model_path: Path) -> None:
         ({"data__train": [{"kind": "jsonl", "path": "nothing.jsonl"}]}, "data.train.0.path: there is no file"),
         ({"model": {"path": "./nothing"}}, "model.path: there is no model in"),
         ({"data__eval": [{**DEMO[1], "start": 49}]}, "data.eval.0: has tasks that data.train.1 trains on"),
+        ({"reward": {"name": "numeric"}}, "data.train.2: task demo-search-"),
         ({"tools": ["pyton"]}, "tools: no tool 'pyton' is served; did you mean 'python'?"),
     ],
 )

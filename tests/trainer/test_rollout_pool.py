@@ -81,9 +81,9 @@ def trajectory(key: str, reason: common_pb2.StopReason.ValueType) -> rollout_pb2
         logprobs=to_tensor(sequence.logprobs),
         weight_spans=[rollout_pb2.WeightSpan(start=sequence.prompt_length, end=sequence.prompt_length + 1, version=1)],
     )
-    error = "the sandbox died" if reason == common_pb2.STOP_REASON_INFRA_ERROR else ""
+    errors = {INFRA: "the sandbox died", common_pb2.STOP_REASON_INVALID_TASK: "unknown tool 'pythn'"}
     return rollout_pb2.Trajectory(
-        trajectory_id=key, stop_reason=reason, segments=[segment], final_answer="42", error=error
+        trajectory_id=key, stop_reason=reason, segments=[segment], final_answer="42", error=errors.get(reason, "")
     )
 
 
@@ -172,6 +172,14 @@ async def test_a_trajectory_whose_time_is_over_is_lost_without_another_try() -> 
     async with pool_on(lambda wanted, attempt: common_pb2.STOP_REASON_CANCELLED) as (pool, service, _):
         assert isinstance(await pool.sample(assignment()), Lost)
     assert len(service.seen) == 1
+
+
+async def test_a_refused_task_is_lost_at_once_and_is_no_infrastructure_failure() -> None:
+    async with pool_on(lambda wanted, attempt: common_pb2.STOP_REASON_INVALID_TASK) as (pool, service, said):
+        assert await pool.sample(assignment()) == Lost("invalid task: unknown tool 'pythn'")
+        assert pool.infra_failures == 0
+    assert len(service.seen) == 1
+    assert said == ["(connect)"]
 
 
 async def test_permits_bound_what_is_in_flight() -> None:

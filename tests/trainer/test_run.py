@@ -82,6 +82,10 @@ async def test_a_run_trains_evaluates_and_leaves_everything_behind(model_path: P
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary["accuracy"]) == {"demo/python", "demo/sql", "demo/search"}
     assert set(summary["evaluations"]) == {"0", "2", "3"}
+    for source, accuracy in summary["accuracy"].items():
+        assert accuracy == {when: summary["evaluations"][at][source] for when, at in (("before", "0"), ("after", "3"))}
+    assert summary["seed"] == 0
+    assert summary["seconds"] > sum(entry["time/step_seconds"] for entry in steps(folder))
     assert summary["ledger"] == {"trained": 48, "filtered": 0, "evaluated": 36, "failed": 0, "failures": {}}
     assert audit(folder / "ledger.jsonl") == {"counts": {"trained": 48, "evaluated": 36}, "failures": {}, "twice": []}
     step = steps(folder)[0]
@@ -181,6 +185,26 @@ async def test_a_run_waits_out_a_tool_service_that_is_away(
     assert audit(tmp_path / "run" / "ledger.jsonl") == {"counts": {"trained": 64}, "failures": {}, "twice": []}
     assert sum(entry["trajectories/retried"] for entry in steps(tmp_path / "run")) > 0
     assert all(entry["stop_reason"] != "INFRA_ERROR" for entry in lines(tmp_path / "run/trajectories/train.jsonl"))
+
+
+async def test_tasks_that_the_tools_refuse_stop_the_run_at_once(model_path: Path, tmp_path: Path) -> None:
+    row = {
+        "data_source": "x",
+        "prompt": [{"role": "user", "content": "?"}],
+        "reward_model": {"ground_truth": "1"},
+        "extra_info": {"index": 0},
+    }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "train.parquet")
+    data = {"train": [{"kind": "parquet", "path": str(tmp_path / "train.parquet")}], "eval": []}
+    values = letters_run(model_path, data=data, tools=["pythn"], rollout={"retry": {"patience_seconds": 600}})
+    async with all_services(model_path, tmp_path / "runs") as (client, _):
+        events = await asyncio.wait_for(finished(client, "run", values), 60)
+    state, detail = last_state(events)
+    assert state == "FAILED"
+    assert detail.startswith("step 1: 16 of 16 trajectories failed; the first: invalid task: unknown tool 'pythn'")
+    books = audit(tmp_path / "runs" / "run" / "ledger.jsonl")
+    assert books["counts"] == {"failed": 16}
+    assert all(reason.startswith("invalid task: unknown tool 'pythn'") for reason in books["failures"])
 
 
 async def test_a_rollout_service_that_restarts_gets_the_current_weights_and_everything_again(

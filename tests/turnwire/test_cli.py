@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import click
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from turnwire import cli as turnwire_cli
 from turnwire.cli import check, launch
 from turnwire.errors import ConfigError
 
@@ -96,6 +102,11 @@ def test_a_config_that_is_not_there_is_told_from_one_that_cannot_be_read(tmp_pat
     assert "no such file" in result.stderr
     assert "did you mean 'demo'?" in result.stderr
     assert "Traceback" not in result.stderr
+    result = turnwire("check", "deno", "--json")
+    assert result.returncode == 1
+    document = json.loads(result.stdout)
+    assert document["ok"] is False
+    assert "did you mean 'demo'?" in document["problems"][0]["message"]
     result = turnwire("check", str(tmp_path))
     assert "no run of `turnwire train`" in result.stderr
     assert "services: missing" in turnwire("up", "demo", "services=null").stderr
@@ -137,6 +148,86 @@ def test_an_unreachable_target_is_named_without_a_traceback() -> None:
     assert result.returncode == 1
     assert "no tool service answers at 127.0.0.1:1" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_check_finds_tasks_that_a_tool_or_the_reward_would_refuse(tmp_path: Path) -> None:
+    row = {
+        "data_source": "mine/sums",
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "reward_model": {"ground_truth": "2"},
+    }
+    texts = {**row, "reward_model": {"ground_truth": "two"}, "extra_info": {"tools_kwargs": {"python": {}}}}
+    file = tmp_path / "mine.jsonl"
+    file.write_text(f"{json.dumps(row)}\n{json.dumps(texts)}\n")
+    source = f"[{{kind: jsonl, path: {file}, size: 1}}]"
+
+    def problems(*overrides: str) -> list[str]:
+        return [str(problem) for problem in launch.examine("demo", overrides).problems]
+
+    found = problems(f"data.train={source}", "data.eval=[]")
+    assert len(found) == 1
+    assert found[0].startswith(f"run.data.train.0: {file} row 0, context of tool 'search': no documents")
+    assert "set `tools` to those that these tasks need" in found[0]
+    assert problems(f"data.train={source}", "data.eval=[]", "tools=[python]", "reward.name=numeric") == []
+
+    found = problems(f"data.train={source}", "tools=[python]", "reward.name=numeric")
+    assert any("run.data.eval.2: task demo-search-" in problem and "is not a number" in problem for problem in found)
+
+    rest = f"data.train=[{{kind: jsonl, path: {file}, start: 1}}]"
+    (problem,) = problems(rest, "data.eval=[]", "reward.name=numeric")
+    assert f"{file} row 1, reward 'numeric': the ground truth 'two' is not a number" in problem
+
+    with_context = {**row, "extra_info": {"tools_kwargs": {"python": {"create_kwargs": {"depth": 1}}}}}
+    file.write_text(json.dumps(with_context))
+    (problem,) = problems(f"data.train={source}", "data.eval=[]")
+    assert "context of tool 'python': unknown key 'depth'" in problem
+
+
+def commands_on_pages() -> list[str]:
+    found = []
+    for page in ("README.md", "docs/cli.md", "docs/data.md"):
+        text = (ROOT / page).read_text()
+        for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [line.partition(" #")[0].strip() for line in lines if line.startswith("turnwire ")]
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+        found += [" ".join(item.replace("\\|", "|").split()) for item in re.findall(r"`(turnwire\s[^`]+)`", prose)]
+    return sorted(set(found))
+
+
+def test_commands_are_found_on_the_pages() -> None:
+    found = " ".join(commands_on_pages())
+    assert "train configs/demo.yaml 'data.train=" in found
+    assert "train python_math reward.name=numeric 'data.train=" in found
+
+
+@pytest.mark.parametrize("line", commands_on_pages())
+def test_a_command_on_a_page_is_one_and_its_config_is_good(line: str, tmp_path: Path) -> None:
+    line = re.sub(r"\[[^\[\]]*…\]|\[CONFIG\]", "", line)  # what may be left out
+    _, name, *words = shlex.split(line)
+    command = turnwire_cli.cli.get_command(click.Context(turnwire_cli.cli), name)
+    assert command is not None, f"there is no turnwire {name}"
+    given = command.make_context(name, list(words), resilient_parsing=True).params  # options that exist
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known
+    config = given.get("config")
+    if config is None or config.split("|")[0] in ("CONFIG", "RUN"):
+        return
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"Compute {number}*17."}],
+            "reward_model": {"ground_truth": str(number * 17)},
+        }
+        for number in range(3)
+    ]
+    overrides = []
+    for item in given.get("overrides") or ():
+        for file in re.findall(r"path: (\w+\.parquet)", item):
+            pq.write_table(pa.Table.from_pylist(rows), tmp_path / file)
+        overrides.append(item.replace("path: ", f"path: {tmp_path}/") if ".parquet" in item else item)
+    found = launch.examine(config, overrides)
+    assert (found.problems, found.warnings) == ([], [])
 
 
 def wait_for(condition: object, seconds: float = 60.0) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -109,12 +111,11 @@ def test_a_verl_parquet_is_trained_on_as_it_is_with_a_reward_named_on_the_comman
         }
         for number in range(101, 133)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    data = f"data.train=[{{kind: parquet, path: {tmp_path}/train.parquet}}]"
-    result = run(
-        *("train", "demo", *SMALL, data, "data.eval=[]", "tools=[python]", "reward.name=numeric"),
-        *("--runs-folder", tmp_path, "--run-id", "four", "--json"),
-    )
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "tasks.parquet")
+    (line,) = re.findall(r"`turnwire (train [^`]*kind: parquet[^`]*)`", (ROOT / "README.md").read_text())
+    command = shlex.split(line.replace("path: tasks.parquet", f"path: {tmp_path}/tasks.parquet"))
+    assert f"{tmp_path}/" in " ".join(command)
+    result = run(*command, *SMALL, "--runs-folder", tmp_path, "--run-id", "four", "--json")
     assert result.returncode == 0, result.stderr
     metrics = json.loads(result.stdout)["metrics"]
     assert 0 <= metrics["reward/openai/gsm8k"] <= 1

@@ -72,21 +72,26 @@ class SearchTool(BaseTool):
     async def setup(cls, config: Config) -> Index | None:
         return await asyncio.to_thread(_load, Path(config.corpus)) if config.corpus else None
 
-    async def reset(self, context: Context) -> None:
+    @classmethod
+    def check_context(cls, config: Config, context: Context) -> None:
         documents = context.documents
-        if not documents:
-            if self.shared is None:
-                raise InvalidRequestError(
-                    "context of tool 'search': no documents, and the service has no tools.search.corpus"
-                )
-            self._index = self.shared
-            return
+        if not documents and not config.corpus:
+            raise InvalidRequestError(
+                "context of tool 'search': no documents, and the service has no tools.search.corpus"
+            )
         size = sum(len(document.text) + len(document.title) for document in documents)
-        if len(documents) > self.config.max_documents or size > self.config.max_document_bytes:
+        if len(documents) > config.max_documents or size > config.max_document_bytes:
             raise InvalidRequestError(
                 f"context of tool 'search': {len(documents)} documents of {size} characters; at most "
-                f"{self.config.max_documents} and {self.config.max_document_bytes} are taken"
+                f"{config.max_documents} and {config.max_document_bytes} are taken"
             )
+
+    async def reset(self, context: Context) -> None:
+        self.check_context(self.config, context)
+        documents = context.documents
+        if not documents and self.shared is not None:
+            self._index = self.shared
+            return
         self._index = await _maybe_in_thread(len(documents), Index, documents)
 
     async def execute(self, action: ToolAction[Arguments], turn: TurnContext) -> ToolObservation:

@@ -66,17 +66,23 @@ class SqlTool(BaseTool):
             return [Problem("database_folder", f"{config.database_folder} is not a directory")]
         return []
 
+    @classmethod
+    def check_context(cls, config: Config, context: Context) -> None:
+        if context.database:
+            cls._file(config, context.database)
+
     async def reset(self, context: Context) -> None:
         self._context = context
-        self._database = self._file(context.database) if context.database else None
+        self._database = self._file(self.config, context.database) if context.database else None
 
-    def _file(self, name: str) -> Path:
+    @staticmethod
+    def _file(config: Config, name: str) -> Path:
         """A file below the configured folder, links resolved."""
-        if not self.config.database_folder:
+        if not config.database_folder:
             raise InvalidRequestError(
                 "context of tool 'sql': database is set, but the service has no tools.sql.database_folder"
             )
-        folder = Path(self.config.database_folder).resolve()
+        folder = Path(config.database_folder).resolve()
         try:
             file = (folder / name).resolve()
             inside = file.is_relative_to(folder) and file.is_file()
@@ -85,10 +91,10 @@ class SqlTool(BaseTool):
             raise InvalidRequestError(f"context of tool 'sql': database {name[:200]!r}: {error}") from error
         if not inside:
             raise InvalidRequestError(f"context of tool 'sql': there is no database {name[:200]!r}")
-        if size > self.config.max_database_bytes:
+        if size > config.max_database_bytes:
             raise InvalidRequestError(
                 f"context of tool 'sql': database {name[:200]!r} has {size} bytes; "
-                f"at most {self.config.max_database_bytes} are taken (tools.sql.max_database_bytes)"
+                f"at most {config.max_database_bytes} are taken (tools.sql.max_database_bytes)"
             )
         return file
 

@@ -73,6 +73,9 @@ class Reward(ABC):
     def score(self, task: Task, attempt: Attempt) -> float | Score:
         """The reward of `attempt` at `task`. Raises for a ground truth that it cannot use."""
 
+    def check_task(self, task: Task) -> None:  # noqa: B027 - most rewards take any answer
+        """Raise ValueError for a ground truth that `score` cannot use. `turnwire check` asks it of the first tasks."""
+
     def close(self) -> None:  # noqa: B027 - most rewards hold nothing
         """Release what `__init__` or `score` took. Called once, at the end of a run."""
 

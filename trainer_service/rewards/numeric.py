@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -32,16 +32,17 @@ class Numeric(Reward):
     name = "numeric"
     options_type = NumericOptions
 
+    def check_task(self, task: Task) -> None:
+        _numbers(task.ground_truth)
+
     def score(self, task: Task, attempt: Attempt) -> float:
-        numbers = [parse_number(answer) for answer in accepted(task.ground_truth)]
-        if None in numbers:
-            raise ValueError(f"the ground truth {task.ground_truth!r} is not a number")
+        numbers = _numbers(task.ground_truth)
         text = attempt.final_answer or ""
         if self.options.read == "last":
             found = _ANYWHERE.findall(text[-_MAX_DIGITS:])
             text = found[-1].rstrip(".,") if found else ""
         given = parse_number(text)
-        return float(given is not None and any(self._close(given, number) for number in numbers if number is not None))
+        return float(given is not None and any(self._close(given, number) for number in numbers))
 
     def _close(self, given: Fraction, right: Fraction) -> bool:
         if given == right:
@@ -50,6 +51,14 @@ class Numeric(Reward):
             return math.isclose(given, right, rel_tol=self.options.relative, abs_tol=self.options.absolute)
         except OverflowError:  # beyond float: only equality counts there
             return False
+
+
+def _numbers(ground_truth: Any) -> list[Fraction]:
+    """The numbers that a ground truth accepts. Raises ValueError."""
+    numbers = [number for number in map(parse_number, accepted(ground_truth)) if number is not None]
+    if len(numbers) < len(accepted(ground_truth)):
+        raise ValueError(f"the ground truth {ground_truth!r} is not a number")
+    return numbers
 
 
 def parse_number(text: str) -> Fraction | None:

@@ -32,6 +32,9 @@ class SqlResult(Reward):
     name = "sql_result"
     options_type = SqlResultOptions
 
+    def check_task(self, task: Task) -> None:
+        _ground_truth(task.ground_truth)
+
     def score(self, task: Task, attempt: Attempt) -> float:
         right, ordered = _ground_truth(task.ground_truth)
         results = [outcome.data for outcome in attempt.outcomes(self.options.tool) if not outcome.error]

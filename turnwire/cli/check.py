@@ -7,6 +7,7 @@ import sys
 import click
 
 from turnwire.cli import launch, output
+from turnwire.errors import ConfigError
 
 
 @click.command("check")
@@ -19,7 +20,12 @@ def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     CONFIG is a YAML file or a preset's name; KEY=VALUE replaces single values, as training.steps=10 or
     services.tool.sandbox.pool.max=64.
     """
-    found = launch.examine(config, overrides)
+    try:
+        found = launch.examine(config, overrides)
+    except ConfigError as error:  # no config to examine
+        if not as_json:
+            raise
+        found = launch.Findings(config, problems=list(error.problems))
     if as_json:
         output.print_json(
             {

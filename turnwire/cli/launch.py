@@ -22,7 +22,7 @@ import trainer_service.config
 import turnwire
 from rollout_service.config import RolloutServiceConfig
 from tool_service.config import ToolServiceConfig
-from tool_service.registry import load_registry
+from tool_service.registry import RegisteredTool, load_registry
 from trainer_service.config import RunConfig, TrainerServiceConfig
 from turnwire import config as config_files
 from turnwire.config import nearest
@@ -123,10 +123,13 @@ def examine(name: str, overrides: Sequence[str] = (), *, services: bool = True) 
         seen = {problem.key for problem in found.problems}
         found.problems += [problem for problem in error.problems if problem.key not in seen]
     tools = _check_tool_service(parts.get("tool"), found)
+    served, check_context = None, None
+    if tools is not None:
+        served, check_context = list(tools), lambda tool, context: tools[tool].check_context(context)
     if parts.get("rollout") is not None:
         _extend(found.problems, "services.rollout", rollout_service.config.check(parts["rollout"]))
     if run is not None:
-        _extend(found.problems, "run", trainer_service.config.check(run, tools))
+        _extend(found.problems, "run", trainer_service.config.check(run, served, check_context))
         _extend(found.warnings, "run", trainer_service.config.warnings(run))
     return found
 
@@ -162,13 +165,13 @@ def _without(value: Any, keys: Sequence[str]) -> Any:
     return result
 
 
-def _check_tool_service(config: ToolServiceConfig | None, found: Findings) -> list[str] | None:
-    """Check it; the names of the tools it would serve, where it is known."""
+def _check_tool_service(config: ToolServiceConfig | None, found: Findings) -> dict[str, RegisteredTool] | None:
+    """Check it; the tools it would serve, where it is known."""
     if config is None:
         return None
     problems = tool_service.config.check(config)
     _extend(found.problems, "services.tool", problems)
-    return None if problems else [tool.name for tool in load_registry(config).list_tools()]
+    return None if problems else {tool.name: tool for tool in load_registry(config).list_tools()}
 
 
 def _extend(to: list[Problem], prefix: str, problems: Sequence[Problem]) -> None:

@@ -42,6 +42,10 @@ class _StopReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """The caller cancelled, or the trajectory's time was over."""
     STOP_REASON_INFRA_ERROR: _StopReason.ValueType  # 7
     """Our infrastructure failed. Never training data; `Trajectory.error` says what failed."""
+    STOP_REASON_INVALID_TASK: _StopReason.ValueType  # 8
+    """The task itself was refused: an unknown tool, a context that the tool refuses.
+    `Trajectory.error` says why; trying again cannot help. Never training data.
+    """
 
 class StopReason(_StopReason, metaclass=_StopReasonEnumTypeWrapper):
     """Why a trajectory ended. Exactly one per trajectory."""
@@ -61,6 +65,10 @@ STOP_REASON_CANCELLED: StopReason.ValueType  # 6
 """The caller cancelled, or the trajectory's time was over."""
 STOP_REASON_INFRA_ERROR: StopReason.ValueType  # 7
 """Our infrastructure failed. Never training data; `Trajectory.error` says what failed."""
+STOP_REASON_INVALID_TASK: StopReason.ValueType  # 8
+"""The task itself was refused: an unknown tool, a context that the tool refuses.
+`Trajectory.error` says why; trying again cannot help. Never training data.
+"""
 Global___StopReason: typing_extensions.TypeAlias = StopReason
 
 class _ErrorKind:
