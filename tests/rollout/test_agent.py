@@ -5,12 +5,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from rollout_harness import (
     Running,
@@ -20,6 +18,7 @@ from rollout_harness import (
     eventually,
     reason,
     rollouts,
+    sleepers,
     tokens_of,
     tool_server,
 )
@@ -282,24 +281,15 @@ async def test_cancellation_reaches_the_processes_in_the_sandbox_at_once(folder:
     ):
         async with running.client.rollouts() as stream:
             await stream.submit(rollout_task("t", "q", ["python"], limits=limits))
-            await eventually(lambda: bool(_sleepers("97.6")))
+            await eventually(lambda: bool(sleepers("97.6")))
             if how == "cancel":
                 await stream.cancel("t")
             if how != "end of stream":
                 assert reason(await anext(aiter(stream))) == "CANCELLED"
-        await eventually(lambda: not _sleepers("97.6"), 1.0)
+        await eventually(lambda: not sleepers("97.6"), 1.0)
         async with asyncio.timeout(1.0):
             while (status := await tools.get_status()).sessions_open + status.sessions_leased:
                 await asyncio.sleep(0.005)
-
-
-def _sleepers(seconds: str) -> list[int]:
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.cmdline() == ["sleep", seconds]:
-                found.append(process.pid)
-    return found
 
 
 async def test_a_client_that_does_not_read_does_not_hold_a_cancelled_trajectorys_session(
