@@ -37,13 +37,32 @@ def weights(learner: Learner) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten().clone() for parameter in learner.policy.parameters()])
 
 
-@pytest.mark.parametrize("loss", names.POLICY_LOSSES)
-def test_logits_of_prompt_and_observation_positions_have_exactly_zero_gradient(loss: str, model_path: Path) -> None:
-    learner = learner_of(model_path, algorithm__policy_loss=loss, algorithm__loss_options=OPTIONS.get(loss, {}))
+CORRECTION = {"importance_sampling": "token", "rejection": "seq_mean_k3", "rejection_threshold": 100.0}
+"""Of rollouts, on top of recomputed logprobs."""
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        *(
+            {"algorithm__policy_loss": loss, "algorithm__loss_options": OPTIONS.get(loss, {})}
+            for loss in names.POLICY_LOSSES
+        ),
+        {"algorithm__kl": {"coefficient": 0.1}},
+        {"algorithm__entropy_coefficient": 0.01},
+        {"algorithm__old_logprobs": "recompute", "algorithm__rollout_correction": CORRECTION},
+    ],
+    ids=lambda sections: "-".join(str(value) for value in sections.values()),
+)
+def test_logits_of_prompt_and_observation_positions_have_exactly_zero_gradient(
+    sections: dict[str, Any], model_path: Path
+) -> None:
+    learner = learner_of(model_path, **sections)
     seen: list[torch.Tensor] = []
 
     def watch(module: torch.nn.Module, arguments: object, logits: torch.Tensor) -> None:
-        logits.register_hook(lambda gradient: seen.append(gradient.clone()))
+        if logits.requires_grad:
+            logits.register_hook(lambda gradient: seen.append(gradient.clone()))
 
     learner.policy.model.lm_head.register_forward_hook(watch)
     rows = sequences(4)
@@ -135,11 +154,7 @@ def test_every_estimator_trains(estimator: str, model_path: Path) -> None:
         {"algorithm__mini_batches": 2, "algorithm__epochs": 2, "algorithm__old_logprobs": "recompute"},
         {
             "algorithm__old_logprobs": "recompute",
-            "algorithm__rollout_correction": {
-                "importance_sampling": "token",
-                "rejection": "seq_mean_k3",
-                "rejection_threshold": 100.0,
-            },
+            "algorithm__rollout_correction": CORRECTION,
         },
         {
             "algorithm__policy_loss": "bypass_mode",
