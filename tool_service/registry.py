@@ -7,6 +7,7 @@ that keeps the service from starting. Nothing fails silently, and no name is tak
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -47,18 +48,27 @@ class RegisteredTool(msgspec.Struct, frozen=True):
     def name(self) -> str:
         return self.tool.name
 
-    def check_context(self, values: Mapping[str, Any]) -> None:
-        """Raise InvalidRequestError for a context that a trajectory with this tool would be refused for."""
-        known = [field.encode_name for field in msgspec.structs.fields(self.tool.Context)]
-        unknown = [key for key in values if key not in known]
-        if unknown:
-            takes = ", ".join(known) or "nothing"
-            raise InvalidRequestError(f"context of tool {self.name!r}: unknown key {unknown[0]!r}; it takes {takes}")
+    def context(self, values: Mapping[str, Any]) -> msgspec.Struct:
+        """A trajectory's context for this tool, from what a client sent. Raises InvalidRequestError."""
+        known = _context_keys(self.tool.Context)
+        for key in values:
+            if key not in known:
+                takes = ", ".join(known) or "nothing"
+                raise InvalidRequestError(f"context of tool {self.name!r}: unknown key {key[:80]!r}; it takes {takes}")
         try:
-            context = msgspec.convert(values, self.tool.Context)
+            return msgspec.convert(values, self.tool.Context)
         except msgspec.ValidationError as error:
             raise InvalidRequestError(f"context of tool {self.name!r}: {error}") from error
-        self.tool.check_context(self.config, context)
+
+    def check_context(self, values: Mapping[str, Any]) -> None:
+        """Raise InvalidRequestError for a context that a trajectory with this tool would be refused for."""
+        self.tool.check_context(self.config, self.context(values))
+
+
+@functools.cache
+def _context_keys(kind: type[msgspec.Struct]) -> list[str]:
+    """What a context takes. msgspec works it out from the annotations anew each time, and each Open asks."""
+    return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
 class ToolRegistry:

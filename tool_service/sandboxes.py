@@ -42,7 +42,7 @@ class Sandboxes:
         try:
             await self._pool.start()
             self.started = True
-        except BaseException:
+        except BaseException:  # cancelled or failed, the backend that has started must not outlive it
             await self.close()
             raise
 

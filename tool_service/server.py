@@ -229,7 +229,7 @@ class ToolServer:
             return await tool.tool.setup(tool.config)
         except TurnwireError:
             raise
-        except Exception as error:
+        except Exception as error:  # a plugin's own code: whatever it raised, the operator must learn which tool it was
             raise RuntimeError(
                 f"tool {tool.name} ({tool.source}) failed to set up; mend it, or leave it out: "
                 f"plugins.exclude: [{tool.name}]"

@@ -12,14 +12,12 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from google.protobuf import struct_pb2
 
 from tool_service import wire
 from tool_service.config import SessionsConfig, TurnLimits
@@ -138,7 +136,7 @@ class Sessions:
             registered = self._registry.get_tool(binding.name)
             if any(other.registered is registered for other in checked):
                 raise InvalidRequestError(f"tool {binding.name!r} is bound twice")
-            context = _context(binding.context, registered.tool.Context, binding.name)
+            context = registered.context(wire.plain(binding.context))
             checked.append(Binding(registered, context, self._shared.get(binding.name)))
         return ToolSet(trajectory_id, checked, self._sandboxes)
 
@@ -226,26 +224,6 @@ def _check_reopen(session: Session, message: tool_pb2.Open) -> None:
         raise WrongOrderError(
             f"trajectory {session.trajectory_id!r} was opened with tools {session.tools.names}, not {names}"
         )
-
-
-def _context(given: struct_pb2.Struct, kind: type[msgspec.Struct], name: str) -> msgspec.Struct:
-    values = wire.plain(given)
-    known = _keys(kind)
-    for key in values:
-        if key not in known:
-            raise InvalidRequestError(
-                f"context of tool {name!r}: unknown key {key[:80]!r}; it takes {', '.join(known) or 'nothing'}"
-            )
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"context of tool {name!r}: {error}") from error
-
-
-@functools.cache
-def _keys(kind: type[msgspec.Struct]) -> list[str]:
-    """What a context takes. msgspec works it out from the annotations anew each time."""
-    return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
 def narrowed(limits: TurnLimits, asked: tool_pb2.TrajectoryLimits) -> TurnLimits:

@@ -211,6 +211,6 @@ def main(fd: int) -> None:
         gc.disable()
         zygote.send({"event": "started"})
         zygote.serve()
-    except Exception as error:
+    except Exception as error:  # the service must hear of it before the process ends with it
         control.send(json.dumps({"event": "failed", "reason": f"{type(error).__name__}: {error}"}).encode())
         raise
