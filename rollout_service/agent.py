@@ -18,8 +18,8 @@ import numpy as np
 
 from rollout_service.chat import Chat
 from rollout_service.engines.base import Engine, GenerateDelta, GenerateJob, GenerateStop, Ids, Sampling
-from rollout_service.task import Task, text_of_parts
-from rollout_service.tools import TaskRefusedError, ToolDirectory, TrajectoryTools
+from rollout_service.task import Task, TaskRefusedError, shown_text
+from rollout_service.tools import ToolDirectory, TrajectoryTools
 from rollout_service.trajectory import MultiTurnTrajectory, TrajectoryBuilder, TurnRecord, wire_turn
 from turnwire.errors import TurnwireError
 from turnwire.v1 import common_pb2, rollout_pb2, tool_pb2
@@ -53,8 +53,8 @@ class Cancellation:
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
-    async def within(self, seconds: float, work: Awaitable[T]) -> T | None:
-        """What `work` gives, in this task; None where it was ended first, by `ask` or after `seconds`."""
+    async def within(self, seconds: float | None, work: Awaitable[T]) -> T | None:
+        """What `work` gives, in this task; None where it was ended first, by `ask` or after `seconds`, if any."""
         timeout = self._timeout = asyncio.timeout(0 if self.asked else seconds)
         try:
             async with timeout:
@@ -126,7 +126,7 @@ class Agent:
 
             shown, bridged, full = "", None, 0
             if observations:
-                shown = "\n".join(text_of_parts(item.content) for item in observations)
+                shown = "\n".join(shown_text(item.content) for item in observations)
                 ids, full = self._observation_ids(shown, limits.max_observation_tokens)
                 bridged = self.chat.bridge.around(action.token_ids, ids)
                 if len(action.token_ids) + len(bridged) > room:

@@ -91,7 +91,10 @@ class RolloutServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     tool_target: host:port of the tool service. Empty: tasks that bind tools are refused.
     max_trajectories_per_stream, max_trajectories: in flight, of one Rollout stream and of the service. A stream at
-        its limit is not read further.
+        its limit is read ahead by as many tasks again, and no further.
+    stream_idle_seconds: how long a Rollout stream may have nothing in flight and bring no task, or leave an event
+        unread; then it ends, with DEADLINE_EXCEEDED where the client reads.
+    update_idle_seconds: how long an UpdateWeights stream may be silent; others wait for it.
     """
 
     server: ServerConfig = ServerConfig()
@@ -101,6 +104,8 @@ class RolloutServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: RolloutDefaults = RolloutDefaults()
     max_trajectories_per_stream: Positive = 256
     max_trajectories: Positive = 512
+    stream_idle_seconds: Seconds = 1800.0
+    update_idle_seconds: Seconds = 60.0
 
 
 def check(config: RolloutServiceConfig, prefix: str = "") -> list[Problem]:

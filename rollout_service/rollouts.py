@@ -1,32 +1,36 @@
 """One Rollout stream: tasks in, a task of asyncio for each trajectory, events out.
 
-Invariants: a stream has at most its share of trajectories in flight, and the service at most its own; a task is read
-only when both have room, so the stream's flow control holds the client. Events wait in a bounded queue: a client that
-does not read holds its trajectories, but not the tool sessions of those that are over: each is closed at once. Each
-accepted task gives exactly one Trajectory, unless the stream dies; then each of its trajectories is cancelled and its
-tool session closed before the stream is forgotten.
+Invariants: a stream has at most its share of trajectories in flight, and the service at most its own. A stream is read
+ahead by as many tasks again, which wait for a place, so that a cancellation behind them is heard; then its flow control
+holds the client. Streams take turns for the service's places. Events wait in a bounded queue: a client that does not
+read holds its trajectories until `idle` ends its stream, but neither the tool sessions nor the service's places of
+those that are over: each is given back at once. Each accepted task gives exactly one Trajectory, unless the stream
+dies; then each of its trajectories is cancelled and its tool session closed before the stream is forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+import secrets
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable
 
 from rollout_service.agent import Agent, Cancellation
 from rollout_service.engines.base import Ids
-from rollout_service.task import Task
+from rollout_service.task import Task, TaskRefusedError
 from rollout_service.tools import TrajectoryTools
 from turnwire.client.tools import ToolClient
-from turnwire.errors import AlreadyExistsError, InvalidRequestError, UnavailableError
-from turnwire.v1 import rollout_pb2
+from turnwire.errors import AlreadyExistsError, DeadlineError, InvalidRequestError, UnavailableError
+from turnwire.v1 import common_pb2, rollout_pb2
 
 logger = logging.getLogger(__name__)
 
 EVENTS_QUEUED = 64
 
 ParseTask = Callable[[rollout_pb2.RolloutTask], tuple[Task, Ids]]
+
+Write = Callable[[rollout_pb2.RolloutResponse], Awaitable[None]]
 
 
 class Admission:
@@ -62,70 +66,108 @@ class Admission:
 
 
 class RolloutStream:
-    """Runs one stream; `events` is what goes out."""
+    """Runs one stream. `most`: trajectories in flight. `idle`: seconds that the client may be silent, or not read."""
 
     def __init__(
         self,
         agent: Agent,
         tools: ToolClient | None,
         admission: Admission,
-        most: int,
         parse: ParseTask,
+        *,
+        most: int,
+        idle: float,
     ) -> None:
         self._agent, self._tools, self._admission, self._parse = agent, tools, admission, parse
+        self._idle = idle
+        self._quiet_since = time.monotonic()
+        self._places = asyncio.Semaphore(2 * most)
         self._room = asyncio.Semaphore(most)
+        self._next = asyncio.Lock()
         self._running: dict[str, Cancellation] = {}
         self._work: set[asyncio.Task[None]] = set()
+        self._held: dict[str, asyncio.Task[None]] = {}
+        """Those of `_work` that wait for a place, by trajectory."""
+        self._leaving: set[asyncio.Task[None]] = set()
         self._queue: asyncio.Queue[rollout_pb2.RolloutResponse | Exception | None] = asyncio.Queue(EVENTS_QUEUED)
 
-    async def events(
-        self, requests: AsyncIterable[rollout_pb2.RolloutRequest]
-    ) -> AsyncGenerator[rollout_pb2.RolloutResponse, None]:
-        """Events as they happen; ends when the client has sent its last task and each has its trajectory.
+    async def run(self, requests: AsyncIterable[rollout_pb2.RolloutRequest], write: Write) -> None:
+        """Write events as they happen; ends when the client has sent its last task and each has its trajectory.
 
         Raises InvalidRequestError or AlreadyExistsError for a bad task, UnavailableError when the service drains while
-        the client would still send tasks.
+        the client would still send tasks, DeadlineError when it sends none for too long with nothing in flight, or does
+        not read.
         """
         reader = asyncio.create_task(self._supervise(requests))
         try:
             while (event := await self._queue.get()) is not None:
                 if isinstance(event, Exception):
                     raise event
-                yield event
+                await self._send(event, write)
         finally:
             await asyncio.shield(asyncio.create_task(self._end(reader)))
 
+    async def _send(self, event: rollout_pb2.RolloutResponse, write: Write) -> None:
+        try:
+            async with asyncio.timeout(self._idle):
+                await write(event)
+        except TimeoutError as error:  # this status waits behind what is not read, but holds nothing
+            raise DeadlineError(
+                f"an event was not read for {self._idle:g} s; read while you submit, "
+                "or raise stream_idle_seconds in the rollout service's config"
+            ) from error
+
     async def _end(self, reader: asyncio.Task[None]) -> None:
-        """Cancel what runs, and wait until its sessions are closed."""
+        """Cancel what runs, once nothing more can begin, and wait until its sessions are closed."""
         reader.cancel()
+        await asyncio.wait([reader])
         for work in self._work:
             work.cancel()
-        await asyncio.wait([reader, *self._work])
+        while self._work or self._leaving:
+            await asyncio.wait(self._work | self._leaving)
 
     async def _supervise(self, requests: AsyncIterable[rollout_pb2.RolloutRequest]) -> None:
-        """Read until the client is done, the service drains, or a task is bad; then let what runs finish."""
+        """Read until the client is done or silent, the service drains, or a task is bad; then let what runs finish."""
         outcome: Exception | None = None
         reading = asyncio.create_task(self._read(requests))
         drained = asyncio.create_task(self._admission.drained())
+        silent = asyncio.create_task(self._silence())
         try:
-            await asyncio.wait([reading, drained], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([reading, drained, silent], return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
                 reading.result()
             else:
                 reading.cancel()
                 await asyncio.wait([reading])
-                outcome = UnavailableError("the service is draining; send the other tasks to another one")
-            while self._work:
-                await asyncio.wait(self._work)
-        except Exception as error:  # noqa: BLE001 - raised again by `events`, where it becomes the stream's status
+                outcome = self._why_not_read()
+                for work in self._held.values():
+                    work.cancel()
+            while self._work or self._leaving:
+                await asyncio.wait(self._work | self._leaving)
+        except Exception as error:  # noqa: BLE001 - raised again by `run`, where it becomes the stream's status
             outcome = error
         finally:
-            reading.cancel()
-            drained.cancel()
+            for task in (reading, drained, silent):
+                task.cancel()
+            await asyncio.wait([reading, drained, silent])
         await self._queue.put(outcome)
+
+    async def _silence(self) -> None:
+        """Wait until nothing has been in flight, and nothing has come, for the idle time."""
+        while (left := self._idle if self._work else self._quiet_since + self._idle - time.monotonic()) > 0:  # noqa: ASYNC110 - for time to pass
+            await asyncio.sleep(left)
+
+    def _why_not_read(self) -> Exception:
+        if self._admission.draining:
+            return UnavailableError("the service is draining; send the other tasks to another one")
+        return DeadlineError(
+            f"no task came for {self._idle:g} s while none was in flight; open a stream when there is one again, "
+            "or raise stream_idle_seconds in the rollout service's config"
+        )
 
     async def _read(self, requests: AsyncIterable[rollout_pb2.RolloutRequest]) -> None:
         async for request in requests:
+            self._quiet_since = time.monotonic()
             kind = request.WhichOneof("message")
             if kind == "cancel":
                 if (cancellation := self._running.get(request.cancel.trajectory_id)) is not None:
@@ -136,43 +178,82 @@ class RolloutStream:
                 raise InvalidRequestError("a request holds neither a task nor a cancellation")
 
     async def _start(self, message: rollout_pb2.RolloutTask) -> None:
-        task, prompt = self._parse(message)
+        try:
+            task, prompt = self._parse(message)
+        except TaskRefusedError as error:
+            await self._emit(_without_turns(message, common_pb2.STOP_REASON_INVALID_TASK, str(error)))
+            return
         if task.trajectory_id in self._running:
             raise AlreadyExistsError(f"trajectory {task.trajectory_id!r} is in flight on this stream")
-        await self._room.acquire()
-        try:
-            await self._admission.enter()
-        except asyncio.CancelledError:
-            self._room.release()
-            raise
+        await self._places.acquire()
         cancellation = self._running[task.trajectory_id] = Cancellation()
-        work = asyncio.create_task(self._one(task, prompt, cancellation))
+        work = self._held[task.trajectory_id] = asyncio.create_task(self._one(message, task, prompt, cancellation))
         self._work.add(work)
         work.add_done_callback(lambda done: self._finished(task, done))
 
     def _finished(self, task: Task, work: asyncio.Task[None]) -> None:
         self._work.discard(work)
+        self._held.pop(task.trajectory_id, None)
         del self._running[task.trajectory_id]
-        self._room.release()
-        self._admission.leave()
-        if not work.cancelled() and (error := work.exception()) is not None:
-            logger.error("trajectory %s broke", task.trajectory_id, exc_info=error)
+        self._places.release()
+        self._quiet_since = time.monotonic()
 
-    async def _one(self, task: Task, prompt: Ids, cancellation: Cancellation) -> None:
-        tools = TrajectoryTools(self._tools, task) if task.tools and self._tools is not None else None
-        closing: asyncio.Task[None] | None = None
+    async def _one(self, message: rollout_pb2.RolloutTask, task: Task, prompt: Ids, cancellation: Cancellation) -> None:
+        entered = await cancellation.within(None, self._enter()) is not None
+        self._held.pop(task.trajectory_id, None)
+        tools: TrajectoryTools | None = None
         try:
-            try:
-                trajectory = await self._agent.run(task, prompt, tools, cancellation, self._emit_turn)
-            finally:  # at once: the event may have to wait for the client, and what the trajectory holds must not
-                self._agent.engine.release(task.trajectory_id)
-                if tools is not None:
-                    closing = asyncio.create_task(tools.close())
-            await self._queue.put(rollout_pb2.RolloutResponse(trajectory=trajectory))
+            if entered and task.tools and self._tools is not None:
+                tools = TrajectoryTools(self._tools, task)
+            trajectory = await self._agent.run(task, prompt, tools, cancellation, self._emit_turn)
+        except Exception:  # a bug: the client must hear of its task all the same
+            opaque = secrets.token_hex(8)
+            logger.exception("internal error %s: trajectory %s broke", opaque, task.trajectory_id)
+            reason = f"internal error {opaque}; the service's log has it under this id"
+            trajectory = _without_turns(message, common_pb2.STOP_REASON_INFRA_ERROR, reason)
+        finally:  # at once: the event may have to wait for the client, and what the trajectory holds must not
+            leaving = asyncio.create_task(self._leave(task, tools, entered))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        try:
+            await self._emit(trajectory)
         finally:
-            if closing is not None:
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.shield(closing)
+            if entered:
+                self._room.release()
+
+    async def _enter(self) -> bool:
+        """Wait for a place on the stream, then at the service: one task of each stream at a time."""
+        async with self._next:
+            await self._room.acquire()
+            try:
+                await self._admission.enter()
+            except asyncio.CancelledError:
+                self._room.release()
+                raise
+            return True
+
+    async def _leave(self, task: Task, tools: TrajectoryTools | None, entered: bool) -> None:
+        """Give back what a trajectory held."""
+        self._agent.engine.release(task.trajectory_id)
+        try:
+            if tools is not None:
+                await tools.close()
+        finally:
+            if entered:
+                self._admission.leave()
+
+    async def _emit(self, trajectory: rollout_pb2.Trajectory) -> None:
+        await self._queue.put(rollout_pb2.RolloutResponse(trajectory=trajectory))
 
     async def _emit_turn(self, turn: rollout_pb2.TurnFinished) -> None:
         await self._queue.put(rollout_pb2.RolloutResponse(turn=turn))
+
+
+def _without_turns(
+    message: rollout_pb2.RolloutTask, reason: common_pb2.StopReason.ValueType, error: str
+) -> rollout_pb2.Trajectory:
+    """What comes out for a task of which nothing was generated."""
+    metadata = message.metadata if message.HasField("metadata") else None
+    return rollout_pb2.Trajectory(
+        trajectory_id=message.trajectory_id, stop_reason=reason, error=error, metadata=metadata
+    )

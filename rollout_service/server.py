@@ -7,9 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 import numpy as np
@@ -20,11 +20,11 @@ from rollout_service.chat import Chat
 from rollout_service.config import RolloutServiceConfig
 from rollout_service.engines.base import Engine, GenerateJob, Ids, UpdateMode
 from rollout_service.rollouts import Admission, RolloutStream
-from rollout_service.task import Task, parse_sampling, parse_task
+from rollout_service.task import MAX_STOPS, Task, check_stops, parse_sampling, parse_task
 from rollout_service.tools import ToolDirectory
 from rollout_service.trajectory import GENERATE_STOPS, seconds, wire_spans
 from turnwire.client.tools import ToolClient
-from turnwire.errors import ExhaustedError, InvalidRequestError, TurnwireError, WrongOrderError
+from turnwire.errors import DeadlineError, ExhaustedError, InvalidRequestError, TurnwireError, WrongOrderError
 from turnwire.tensors import from_tensor, to_tensor
 from turnwire.torch_weights import read_file, specs_of, tensor_of
 from turnwire.v1 import rollout_pb2, rollout_pb2_grpc
@@ -36,6 +36,8 @@ MAX_SCORED_TOKENS = 1 << 20
 
 DRAIN_SECONDS = 10.0
 """How long the rest of a refused update is still read, and thrown away."""
+
+T = TypeVar("T")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -70,26 +72,18 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
 
     # -- trajectories
 
-    async def Rollout(
-        self, request_iterator: AsyncIterable[rollout_pb2.RolloutRequest], context: Context
-    ) -> AsyncIterator[rollout_pb2.RolloutResponse]:
+    async def Rollout(self, request_iterator: AsyncIterable[rollout_pb2.RolloutRequest], context: Context) -> None:  # type: ignore[override]
         """See the proto."""
-        stream = RolloutStream(
-            self._agent, self._tools, self._admission, self._config.max_trajectories_per_stream, self._parse
-        )
-        events = stream.events(request_iterator)
-        try:
-            async for event in events:
-                yield event
-        finally:
-            await events.aclose()
+        most, idle = self._config.max_trajectories_per_stream, self._config.stream_idle_seconds
+        stream = RolloutStream(self._agent, self._tools, self._admission, self._parse, most=most, idle=idle)
+        await stream.run(request_iterator, context.write)
 
     def _parse(self, message: rollout_pb2.RolloutTask) -> tuple[Task, Ids]:
-        task = parse_task(message, self._config.limits, self._longest, self._tools is not None)
         try:
+            task = parse_task(message, self._config.limits, self._longest, self._tools is not None)
             return task, self._chat.prompt(task.messages)
         except InvalidRequestError as error:
-            raise InvalidRequestError(f"task {task.trajectory_id!r}: {error.message}") from error
+            raise InvalidRequestError(f"task {message.trajectory_id[:100]!r}: {error.message}") from error
 
     # -- generation
 
@@ -97,6 +91,8 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         self, request: rollout_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[rollout_pb2.GenerateResponse]:
         """See the proto."""
+        check_stops("stop_strings", request.stop_strings)
+        _check_stop_ids(request.stop_token_ids, self._engine.info().vocabulary)
         job = GenerateJob(
             request.request_id,
             _ids(request.prompt_token_ids),
@@ -134,12 +130,14 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
                 raise ExhaustedError("another update is in progress", retry_after=1.0)
             self._updating = True
             try:
-                return await self._update(requests)
+                return await self._update(_talking(requests, self._config.update_idle_seconds))
             finally:
                 self._updating = False
+        except DeadlineError:
+            raise
         except TurnwireError:
             # A client that is cut off while it writes sees an internal error of gRPC instead of the status.
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, TurnwireError):
                 async with asyncio.timeout(DRAIN_SECONDS):
                     async for _ in requests:
                         pass
@@ -152,6 +150,8 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         if first is None or not first.HasField("update"):
             raise WrongOrderError("the first message must be a WeightUpdate")
         update, current = first.update, await self._engine.weight_info()
+        if update.mode not in rollout_pb2.WeightUpdateMode.values():
+            raise InvalidRequestError(f"this service has no weight update mode {update.mode}")
         source = update.WhichOneof("source")
         if source == "stream":
             specs = list(update.tensors)
@@ -234,6 +234,26 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
                 trajectory_timeout=seconds(limits.trajectory_timeout_seconds),
             ),
         )
+
+
+def _check_stop_ids(ids: Sequence[int], vocabulary: int) -> None:
+    if len(ids) > MAX_STOPS or any(not 0 <= number < vocabulary for number in ids):
+        raise InvalidRequestError(f"stop_token_ids may be {MAX_STOPS} ids in [0, {vocabulary})")
+
+
+async def _talking(requests: AsyncIterator[T], seconds: float) -> AsyncIterator[T]:
+    """The same, as long as no request is waited for longer than this. Raises DeadlineError."""
+    while True:
+        try:
+            async with asyncio.timeout(seconds):
+                request = await anext(requests)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"nothing came for {seconds:g} s (update_idle_seconds); the update is dropped"
+            ) from error
+        yield request
 
 
 def _ids(tensor: Any) -> Ids:

@@ -1,4 +1,8 @@
-"""A rollout task as the agent loop has it: checked, with every limit resolved."""
+"""A rollout task as the agent loop has it: checked, with every limit resolved.
+
+What a client may send is bounded here, so that no task can hold up those of others: ids, answer tags and stop strings
+(looked for at every token), the text of the messages (tokenized on the event loop), metadata (sent back).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,20 @@ from turnwire.errors import InvalidRequestError
 from turnwire.v1 import common_pb2, rollout_pb2
 
 ROLES = ("system", "user", "assistant", "tool")
+
+MAX_ID_BYTES = 1000
+MAX_STOPS, MAX_STOP_BYTES = 64, 1024
+MAX_METADATA_BYTES = 1024 * 1024
+MAX_CHARACTERS_A_TOKEN = 64
+"""Texts of which a token would have to stand for more than this are refused without being tokenized."""
+
+_LONGEST_DURATION_SECONDS = 315_576_000_000
+"""google.protobuf.Duration's own limit."""
+
+
+class TaskRefusedError(Exception):
+    """This task cannot be done, and trying again cannot help: an unknown tool, a context or limit that the tool service
+    refuses, messages that do not fit. It ends as INVALID_TASK, and leaves the others on its stream alone."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +60,21 @@ class Task:
 
 
 def parse_task(message: rollout_pb2.RolloutTask, defaults: RolloutDefaults, longest: int, has_tools: bool) -> Task:
-    """The wire's task. Raises InvalidRequestError, with the trajectory's id, for what cannot be."""
-    try:
-        return _parse(message, defaults, longest, has_tools)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(f"task {message.trajectory_id!r}: {error.message}") from error
+    """The wire's task. Raises InvalidRequestError for what cannot be, TaskRefusedError for messages that cannot fit."""
+    task = _parse(message, defaults, longest, has_tools)
+    characters = sum(len(item["content"]) for item in task.messages)
+    if characters > longest * MAX_CHARACTERS_A_TOKEN or len(task.messages) > longest:
+        raise TaskRefusedError(
+            f"{len(task.messages)} messages of {characters} characters cannot fit into {longest} tokens"
+        )
+    return task
 
 
 def _parse(message: rollout_pb2.RolloutTask, defaults: RolloutDefaults, longest: int, has_tools: bool) -> Task:
     if not message.trajectory_id:
         raise InvalidRequestError("trajectory_id is empty")
+    if (size := len(message.trajectory_id.encode())) > MAX_ID_BYTES:
+        raise InvalidRequestError(f"trajectory_id has {size} bytes; it may have {MAX_ID_BYTES}")
     if not message.messages:
         raise InvalidRequestError("there are no messages")
     names = [tool.name for tool in message.tools]
@@ -62,6 +85,10 @@ def _parse(message: rollout_pb2.RolloutTask, defaults: RolloutDefaults, longest:
     answer = message.final_answer if message.HasField("final_answer") else None
     if answer is not None and not (answer.open and answer.close):
         raise InvalidRequestError("final_answer needs both open and close")
+    if answer is not None:
+        check_stops("final_answer", [answer.open, answer.close])
+    if (size := message.metadata.ByteSize()) > MAX_METADATA_BYTES:
+        raise InvalidRequestError(f"metadata has {size} bytes; it may have {MAX_METADATA_BYTES}")
     return Task(
         message.trajectory_id,
         tuple(_message(item) for item in message.messages),
@@ -79,12 +106,30 @@ def _message(message: rollout_pb2.ChatMessage) -> dict[str, str]:
     return {"role": message.role, "content": text_of_parts(message.content)}
 
 
+def check_stops(name: str, stops: Sequence[str]) -> None:
+    """Raise InvalidRequestError for more, or longer, texts than can be looked for at every token."""
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequestError(f"there are {len(stops)} {name}; there may be {MAX_STOPS}")
+    if any(len(stop.encode()) > MAX_STOP_BYTES for stop in stops):
+        raise InvalidRequestError(f"{name} may have {MAX_STOP_BYTES} bytes at most")
+
+
 def text_of_parts(parts: Sequence[common_pb2.ContentPart]) -> str:
     """The text of content. Raises InvalidRequestError for media, which a text model cannot read."""
     for part in parts:
         if (kind := part.WhichOneof("part")) != "text":
             raise InvalidRequestError(f"content holds {kind or 'an unknown part'}; this engine's model reads text only")
     return "".join(part.text for part in parts)
+
+
+def shown_text(parts: Sequence[common_pb2.ContentPart]) -> str:
+    """An observation's content as a text model is shown it: of an image or video that it cannot see, what it is."""
+    return "".join(part.text if part.WhichOneof("part") == "text" else _media_note(part) for part in parts)
+
+
+def _media_note(part: common_pb2.ContentPart) -> str:
+    media = part.image if part.HasField("image") else part.video
+    return f" ({media.media_type}, {len(media.data)} bytes)"
 
 
 def parse_sampling(message: common_pb2.SamplingParams) -> Sampling:
@@ -104,13 +149,17 @@ def resolve_limits(message: rollout_pb2.RolloutLimits, defaults: RolloutDefaults
         message.max_action_tokens or defaults.max_action_tokens,
         message.max_observation_tokens or defaults.max_observation_tokens,
         min(message.max_trajectory_tokens or defaults.max_trajectory_tokens or longest, longest),
-        _seconds(message.tool_timeout) or defaults.tool_timeout_seconds,
-        _seconds(message.trajectory_timeout) or defaults.trajectory_timeout_seconds,
+        _seconds(message, "tool_timeout") or defaults.tool_timeout_seconds,
+        _seconds(message, "trajectory_timeout") or defaults.trajectory_timeout_seconds,
     )
 
 
-def _seconds(duration: Duration) -> float:
-    value = duration.ToTimedelta().total_seconds()
-    if value < 0:
-        raise InvalidRequestError("a timeout is negative")
+def _seconds(limits: rollout_pb2.RolloutLimits, name: str) -> float | None:
+    """A limit's seconds; None where it is not set."""
+    if not limits.HasField(name):  # type: ignore[arg-type]
+        return None
+    duration: Duration = getattr(limits, name)
+    value: float = duration.seconds + duration.nanos / 1e9
+    if not 0 < value <= _LONGEST_DURATION_SECONDS:
+        raise InvalidRequestError(f"{name} is {value:g} s; it must be positive, and a valid Duration")
     return value

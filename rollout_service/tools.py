@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 
-from rollout_service.task import Task
-from turnwire.client.tools import ToolClient, ToolSession
+from rollout_service.task import Task, TaskRefusedError
+from turnwire.client.tools import ToolClient
 from turnwire.config import nearest
 from turnwire.errors import InvalidRequestError, NotFoundError, TurnwireError
 from turnwire.v1 import tool_pb2
@@ -17,11 +18,6 @@ from turnwire.v1 import tool_pb2
 logger = logging.getLogger(__name__)
 
 DIRECTORY_SECONDS = 30.0
-OPENING_PATIENCE_AT_CLOSE = 2.0
-
-
-class TaskRefusedError(Exception):
-    """The tool service does not take this task: an unknown tool, or a context or limit that it refuses."""
 
 
 class ToolDirectory:
@@ -57,12 +53,16 @@ class ToolDirectory:
 
 class TrajectoryTools:
     """One trajectory's session at the tool service. It is opened while the first action is generated, so it costs no
-    time; `close` in any case."""
+    time; `close` in any case.
+
+    Clients choose trajectory ids that are unique on their stream alone, so the session's id has a part of its own.
+    """
 
     def __init__(self, client: ToolClient, task: Task) -> None:
         limits = tool_pb2.TrajectoryLimits()
         limits.turn_timeout.FromNanoseconds(round(task.limits.tool_timeout * 1e9))
-        self._opening = asyncio.create_task(client.open(task.trajectory_id, list(task.tools), limits))
+        session_id = f"{task.trajectory_id}~{secrets.token_hex(4)}"
+        self._opening = asyncio.create_task(client.open(session_id, list(task.tools), limits))
 
     async def act(self, text: str) -> tool_pb2.ObservationTurn:
         """One turn. Raises TaskRefusedError where the session was refused, a TurnwireError when the turn cannot be
@@ -74,10 +74,9 @@ class TrajectoryTools:
         return await session.act(text)
 
     async def close(self) -> None:
-        """Release everything that the trajectory holds, also a turn that still runs."""
-        if not self._opening.done():  # it may be about to hold something
-            await asyncio.wait([self._opening], timeout=OPENING_PATIENCE_AT_CLOSE)
+        """Release everything that the trajectory holds, also a turn that still runs, and a session that is not open
+        yet: the client closes that one by itself."""
         self._opening.cancel()
-        with contextlib.suppress(asyncio.CancelledError, TurnwireError):  # not opened: nothing to close
-            session: ToolSession = await self._opening
+        with contextlib.suppress(asyncio.CancelledError, TurnwireError):  # not opened: nothing to close here
+            session = await self._opening
             await session.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import grpc.aio
 
 from trainer_service.config import TrainerServiceConfig
 from trainer_service.runs import Runs
+from turnwire.errors import InvalidRequestError
 from turnwire.serving import Server
 from turnwire.v1 import trainer_pb2 as pb
 from turnwire.v1 import trainer_pb2_grpc
@@ -18,29 +20,47 @@ SERVICE_NAME = "turnwire.v1.TrainerService"
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
+MAX_CONFIG_BYTES = 128 * 1024
+"""It is parsed on the event loop, while other clients wait."""
+
+MAX_RUN_ID = 100
+
+
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     """Errors of `turnwire.errors` become statuses in the server's interceptor."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
+        self._starting = asyncio.Lock()
 
     async def StartRun(self, request: pb.StartRunRequest, context: _Context) -> pb.StartRunResponse:
-        run = await self._runs.start(request.run_id, request.config_yaml)
+        run_id = _run_id(request)
+        if (size := len(request.config_yaml.encode())) > MAX_CONFIG_BYTES:
+            raise InvalidRequestError(f"config_yaml has {size} bytes; it may have {MAX_CONFIG_BYTES}")
+        async with self._starting:  # what a start finds out about other runs must still hold when its run begins
+            run = await self._runs.start(run_id, request.config_yaml)
         return pb.StartRunResponse(run=run.message())
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: _Context) -> AsyncIterator[pb.WatchRunResponse]:
-        async for event in self._runs.watch(request.run_id, request.from_sequence):
+        async for event in self._runs.watch(_run_id(request), request.from_sequence):
             yield event
 
     async def GetRun(self, request: pb.GetRunRequest, context: _Context) -> pb.GetRunResponse:
-        return pb.GetRunResponse(run=self._runs.get(request.run_id).message())
+        return pb.GetRunResponse(run=self._runs.get(_run_id(request)).message())
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: _Context) -> pb.ListRunsResponse:
         return pb.ListRunsResponse(runs=[run.message() for run in self._runs.list()])
 
     async def StopRun(self, request: pb.StopRunRequest, context: _Context) -> pb.StopRunResponse:
-        run = await self._runs.stop(request.run_id)
+        run = await self._runs.stop(_run_id(request))
         return pb.StopRunResponse(run=run.message())
+
+
+def _run_id(request: pb.StartRunRequest | pb.WatchRunRequest | pb.GetRunRequest | pb.StopRunRequest) -> str:
+    """The run that a request names. Which ids there may be is for `Runs` to say; this one keeps messages short."""
+    if (size := len(request.run_id)) > MAX_RUN_ID:
+        raise InvalidRequestError(f"run_id has {size} characters; it may have {MAX_RUN_ID}")
+    return request.run_id
 
 
 def create_server(config: TrainerServiceConfig) -> tuple[Server, Runs]:

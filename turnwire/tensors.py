@@ -39,11 +39,17 @@ def from_tensor(tensor: pb.Tensor, dtype: npt.DTypeLike | None = None) -> npt.ND
     """
     name = _DTYPES.get(tensor.dtype)
     if name is None:
-        raise InvalidRequestError(f"cannot decode a tensor of {pb.DataType.Name(tensor.dtype)}")
+        known = tensor.dtype in pb.DataType.values()
+        raise InvalidRequestError(
+            f"cannot decode a tensor of {pb.DataType.Name(tensor.dtype) if known else tensor.dtype}"
+        )
     wanted = np.dtype(name)
     if dtype is not None and wanted != np.dtype(dtype):
         raise InvalidRequestError(f"expected a tensor of {np.dtype(dtype)}, got {wanted}")
     shape = tuple(tensor.shape)
     if any(size < 0 for size in shape) or len(tensor.data) != math.prod(shape) * wanted.itemsize:
         raise InvalidRequestError(f"a {wanted} tensor of shape {shape} cannot have {len(tensor.data)} bytes")
-    return np.frombuffer(tensor.data, dtype=wanted).reshape(shape)
+    try:
+        return np.frombuffer(tensor.data, dtype=wanted).reshape(shape)
+    except ValueError as error:  # more dimensions, or empty ones larger, than numpy has
+        raise InvalidRequestError(f"a tensor of {len(shape)} dimensions cannot be used: {error}") from error

@@ -74,6 +74,8 @@ def tensor_of(spec: rollout_pb2.TensorSpec, data: Buffer) -> torch.Tensor:
 
 def read_file(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file. Raises InvalidRequestError where it cannot be read."""
+    if not path.is_file():  # a pipe would be waited for
+        raise InvalidRequestError(f"{path} cannot be read as a safetensors file: there is no such file")
     try:
         result: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:

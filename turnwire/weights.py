@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from turnwire.errors import InvalidRequestError
@@ -107,8 +108,9 @@ def check_specs(policy: Sequence[rollout_pb2.TensorSpec], given: Sequence[rollou
             "a tied weight is sent once, under its first name"
         )
     if len(names) != len(wanted):
-        raise ExtraTensorError(f"these tensors come twice: {_some([n for n in wanted if names.count(n) > 1])}")
+        raise ExtraTensorError(f"these tensors come twice: {_some([n for n, k in Counter(names).items() if k > 1])}")
     for spec in given:
+        tensor_bytes(spec.dtype, spec.shape)
         own = wanted[spec.name]
         if list(spec.shape) != list(own.shape):
             raise ShapeMismatchError(f"{spec.name} has shape {list(spec.shape)}, the policy's has {list(own.shape)}")
@@ -132,6 +134,8 @@ class Staging:
     def add(self, chunk: rollout_pb2.WeightChunk) -> None:
         """Take the next chunk. Raises WeightsError if it does not follow the last one, or goes beyond the end."""
         end = chunk.offset + len(chunk.data)
+        if not chunk.data:
+            raise WeightsError("a chunk is empty")
         if chunk.offset != self._filled or end > len(self._bytes):
             raise WeightsError(
                 f"a chunk of {len(chunk.data)} bytes is for offset {chunk.offset}; expected offset {self._filled} of "

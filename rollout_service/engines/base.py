@@ -67,8 +67,10 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature <= 100.0:
-            raise InvalidRequestError(f"temperature is {self.temperature}; it must be in [0, 100], where 0 is greedy")
+        if self.temperature != 0.0 and not 1e-3 <= self.temperature <= 100.0:  # below, logits would overflow
+            raise InvalidRequestError(
+                f"temperature is {self.temperature}; it must be in [0.001, 100], or 0, which is greedy"
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise InvalidRequestError(f"top_p is {self.top_p}; it must be in (0, 1]")
         if self.top_k < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ from rollout_service.engines.base import (
 from rollout_service.server import RolloutService
 from tool_service.config import ToolServiceConfig
 from tool_service.server import ToolServer
-from turnwire.client.rollout import RolloutClient
+from turnwire.client.rollout import RolloutClient, rollout_limits, rollout_task
+from turnwire.client.tools import ToolClient
 from turnwire.config import convert
 from turnwire.serving import Server
 from turnwire.tensors import from_tensor
@@ -111,6 +113,8 @@ class Running:
     chat: Chat
     server: Server
     tools: ToolServer | None
+    served: tuple[str, list[int]] | None = None
+    """What `canary` was served at first."""
 
     async def run(self, *tasks: rollout_pb2.RolloutTask) -> tuple[list[rollout_pb2.TurnFinished], dict[str, Any]]:
         """All turns, and trajectories by id, each checked for what holds of every one."""
@@ -133,7 +137,11 @@ class Running:
 async def tool_server(**sections: Any) -> AsyncIterator[tuple[ToolServer, str]]:
     """A tool service with the test's tools, and without sandboxes."""
     values = {
-        "plugins": {"directories": [str(PLUGINS)], "exclude": ["python", "sql"], "entry_points": False},
+        "plugins": {
+            "directories": [str(PLUGINS)],
+            "exclude": ["bash", "python", "sql", "unit_tests"],
+            "entry_points": False,
+        },
         "sandbox": {"pool": {"ready": 0}},
         "sessions": {"lease_seconds": 0.3},
         **sections,
@@ -167,6 +175,53 @@ async def rollouts(
         stack.push_async_callback(grpc_server.stop, 0)
         client = await stack.enter_async_context(RolloutClient(grpc_server.address))
         yield Running(client, service, engine, chat, grpc_server, server)
+
+
+async def canary(running: Running) -> tuple[str, list[int]]:
+    """What another client, on a connection of its own, is served: how a greedy trajectory with a tool ends, and ids."""
+    limits = rollout_limits(max_turns=2, max_action_tokens=8)
+    task = rollout_task("canary", "q", ["echo"], temperature=0, limits=limits, answer_tags=("<answer>", "</answer>"))
+    async with RolloutClient(running.server.address) as client, asyncio.timeout(30):
+        (trajectory,) = [event async for event in client.run([task]) if isinstance(event, rollout_pb2.Trajectory)]
+    check_trajectory(trajectory)
+    return reason(trajectory), tokens_of(trajectory)
+
+
+@contextlib.asynccontextmanager
+async def nothing_left(running: Running) -> AsyncIterator[None]:
+    """What happens inside must leave nothing behind, and another client is served as ever meanwhile."""
+    running.served = running.served or await canary(running)
+    before = await _footprint(running)
+    while (again := await _footprint(running)) != before:  # the canary, or the test before, may still be ending
+        before = again
+        await asyncio.sleep(0.05)
+    meanwhile = asyncio.create_task(canary(running))
+    yield
+    assert await meanwhile == running.served
+    more: dict[str, tuple[int, int]] = {}
+    for _ in range(250):
+        after = await _footprint(running)
+        more = {name: (before[name], after[name]) for name in after if after[name] > before[name]}
+        if not more:
+            break
+        await asyncio.sleep(0.02)
+    assert not more, f"left behind (before, after): {more}"
+    assert [after[name] for name in ("trajectories", "generating", "waiting", "sessions", "sandboxes")] == [0] * 5
+
+
+async def _footprint(running: Running) -> dict[str, int]:
+    info = await running.client.get_server_info()
+    async with ToolClient(running.service._config.tool_target) as tools:
+        status = await tools.get_status()
+    return {
+        "trajectories": info.trajectories_running,
+        "generating": info.requests_running,
+        "waiting": info.requests_waiting,
+        "sessions": status.sessions_open + status.sessions_leased,
+        "sandboxes": sum(pool.in_use for pool in status.pools),
+        "tasks": len(asyncio.all_tasks()),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
 
 
 def check_trajectory(trajectory: rollout_pb2.Trajectory) -> None:

@@ -297,7 +297,7 @@ async def test_a_client_that_does_not_read_does_not_hold_a_cancelled_trajectorys
 ) -> None:
     async with rollouts(folder, script(f"<gate>{tmp_path / 'never'}</gate>")) as running:
         service = running.service
-        stream = RolloutStream(service._agent, service._tools, service._admission, 1, service._parse)
+        stream = RolloutStream(service._agent, service._tools, service._admission, service._parse, most=1, idle=600.0)
         for _ in range(EVENTS_QUEUED):
             stream._queue.put_nowait(None)
         await stream._start(rollout_task("t", "q", ["gate"]))

@@ -42,6 +42,9 @@ Tools = Sequence[str | common_pb2.ToolBinding] | Mapping[str, Mapping[str, Any] 
 DEFAULT_SILENCE = 900.0
 """Seconds after which a turn without any time limit of its own counts as lost."""
 
+FAREWELL_SECONDS, FAREWELL_SECONDS_AT_END = 120.0, 2.0
+"""How long a session that nobody waits for any more is waited for, to close it; and when the client itself closes."""
+
 
 def bindings(tools: Tools) -> list[common_pb2.ToolBinding]:
     """Tools in any of the forms of `Tools`, as the wire has them."""
@@ -71,6 +74,7 @@ class ToolClient(ServiceClient):
     def __init__(self, target: str | grpc.aio.Channel) -> None:
         super().__init__(target)
         self._stub: ToolServiceAsyncStub = tool_pb2_grpc.ToolServiceStub(self.channel)
+        self._farewells: set[asyncio.Task[None]] = set()
 
     async def list_tools(self, timeout: float = UNARY_TIMEOUT) -> list[tool_pb2.ToolInfo]:
         """What is registered, and whether it is healthy."""
@@ -122,14 +126,31 @@ class ToolClient(ServiceClient):
 
         While the service is full or out of reach, tries again for `patience` seconds. Raises NotFoundError for an
         unknown tool, InvalidRequestError for a context that the tool refuses, AlreadyExistsError for an id that is
-        taken, ExhaustedError or UnavailableError when patience is over.
+        taken, ExhaustedError or UnavailableError when patience is over. Where it is cancelled or gives up while the
+        service has not answered, the session is closed as soon as it is there.
         """
         open_message = tool_pb2.Open(
             trajectory_id=trajectory_id, session_key=secrets.token_hex(16), tools=bindings(tools), limits=limits
         )
         session = ToolSession(self._stub, open_message, self.peer)
-        await session._connect(Backoff(patience))
+        try:
+            await session._connect(Backoff(patience))
+        except (asyncio.CancelledError, UnavailableError):
+            if session._unanswered:
+                farewell = asyncio.create_task(session.close(FAREWELL_SECONDS))
+                self._farewells.add(farewell)
+                farewell.add_done_callback(self._farewells.discard)
+            raise
         return session
+
+    async def close(self) -> None:
+        """Ends all calls of this client, unless the channel was given by the caller."""
+        if self._farewells:
+            await asyncio.wait(self._farewells, timeout=FAREWELL_SECONDS_AT_END)
+        for farewell in self._farewells:
+            farewell.cancel()
+        await asyncio.gather(*self._farewells, return_exceptions=True)
+        await super().close()
 
 
 class _StreamEndedError(Exception):
@@ -218,6 +239,8 @@ class ToolSession:
         self._stream: _Stream  # from the first _open_stream on
         self._usable = True
         self._closed = False
+        self._unanswered = False
+        """Whether an Open is on its way: its session may come to be at any time."""
 
     async def act(
         self, action: str | Sequence[tool_pb2.ToolCall], timeout: float | None = None
@@ -287,20 +310,19 @@ class ToolSession:
                 return
 
     async def _open_stream(self, seconds: float) -> None:
-        stream = _Stream(self._stub, self._peer)
+        # A stream whose Open is given up stays until `close`: to end it would leave the session to its lease.
+        self._stream = _Stream(self._stub, self._peer)
         self._open.turns_done = self.turns_done
+        self._unanswered = True
         try:
             async with asyncio.timeout(seconds):
-                response = await stream.exchange(tool_pb2.InteractRequest(open=self._open))
+                response = await self._stream.exchange(tool_pb2.InteractRequest(open=self._open))
         except _StreamEndedError as ended:
+            self._unanswered = False
             raise self._reason(ended) from ended
         except TimeoutError as error:
-            await stream.end()
             raise UnavailableError(f"{self._peer}: no answer to Open") from error
-        except BaseException:  # cancelled while opening: nobody else could end the stream
-            await stream.end()
-            raise
-        self._stream = stream
+        self._unanswered = False
         self.lease = response.opened.lease.ToTimedelta().total_seconds()
 
     def _reason(self, ended: _StreamEndedError) -> TurnwireError:

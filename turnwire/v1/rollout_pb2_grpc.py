@@ -82,8 +82,9 @@ class RolloutServiceServicer(object):
     """
 
     def Rollout(self, request_iterator, context):
-        """Tasks in; turns and finished trajectories out, as they happen, in any order. The service reads no
-        further task from a stream that has as many in flight as it may (GetServerInfo).
+        """Tasks in; turns and finished trajectories out, as they happen, in any order. Beyond the
+        trajectories that a stream may have in flight (GetServerInfo) as many tasks again are read, so that a
+        cancel is heard, and then no further message until one of them has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

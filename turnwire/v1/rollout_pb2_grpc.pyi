@@ -229,8 +229,9 @@ class RolloutServiceStub(typing.Generic[_RolloutServiceRolloutType, _RolloutServ
     ], channel: grpc.aio.Channel) -> None: ...
 
     Rollout: _RolloutServiceRolloutType
-    """Tasks in; turns and finished trajectories out, as they happen, in any order. The service reads no
-    further task from a stream that has as many in flight as it may (GetServerInfo).
+    """Tasks in; turns and finished trajectories out, as they happen, in any order. Beyond the
+    trajectories that a stream may have in flight (GetServerInfo) as many tasks again are read, so that a
+    cancel is heard, and then no further message until one of them has ended.
     """
 
     Generate: _RolloutServiceGenerateType
@@ -297,8 +298,9 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[turnwire.v1.rollout_pb2.RolloutRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[turnwire.v1.rollout_pb2.RolloutResponse], collections.abc.AsyncIterator[turnwire.v1.rollout_pb2.RolloutResponse]]:
-        """Tasks in; turns and finished trajectories out, as they happen, in any order. The service reads no
-        further task from a stream that has as many in flight as it may (GetServerInfo).
+        """Tasks in; turns and finished trajectories out, as they happen, in any order. Beyond the
+        trajectories that a stream may have in flight (GetServerInfo) as many tasks again are read, so that a
+        cancel is heard, and then no further message until one of them has ended.
         """
 
     @abc.abstractmethod

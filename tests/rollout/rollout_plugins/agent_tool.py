@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tool_service.base import BaseTool, Media, ToolAction, ToolObservation, TurnContext
 
 
@@ -50,3 +52,19 @@ class PictureTool(BaseTool):
 
     async def execute(self, action: ToolAction[Any], turn: TurnContext) -> ToolObservation:
         return ToolObservation([Media(b"1234", "image/png")])
+
+
+class SlowTool(BaseTool):
+    name = "slow"
+    description = "Is not ready until the file of its context exists."
+
+    class Context(msgspec.Struct):
+        file: str
+
+    async def reset(self, context: Context) -> None:
+        Path(context.file).with_suffix(".asked").touch()
+        while not await asyncio.to_thread(Path(context.file).exists):
+            await asyncio.sleep(0.005)
+
+    async def execute(self, action: ToolAction[Any], turn: TurnContext) -> ToolObservation:
+        return ToolObservation("ready")
