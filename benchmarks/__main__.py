@@ -1,4 +1,4 @@
-"""Run benchmarks by name, or all: a table on the terminal and JSON under benchmarks/results/."""
+"""Run benchmarks by name, or all: a table on the terminal, and JSON in a folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import asyncio
 import importlib
 import sys
 import time
+from pathlib import Path
 
-from benchmarks.report import machine, show, write
+from benchmarks.report import RESULTS, machine, show, write
 
-NAMES = ("turns", "python_turns", "rollout", "asynchrony", "trainer")
+NAMES = ("turns", "python_turns", "docker_turns", "rollout", "asynchrony", "trainer")
 
 
 def main() -> int:
@@ -19,6 +20,7 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="a short run that shows that it works; figures mean little"
     )
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="FOLDER", help="default: benchmarks/results")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(NAMES)
     if unknown:
@@ -29,7 +31,10 @@ def main() -> int:
         result = asyncio.run(module.run(quick=arguments.quick))
         result.seconds = time.monotonic() - start
         show(result)
-        print(f"{result.seconds:.0f} s, {machine()['cpus']} CPUs; JSON in {write(name, result)}\n", flush=True)
+        print(
+            f"{result.seconds:.0f} s, {machine()['cpus']} CPUs; JSON in {write(name, result, arguments.output)}\n",
+            flush=True,
+        )
     return 0
 
 

@@ -56,10 +56,10 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def write(name: str, result: Result) -> Path:
-    """As JSON under benchmarks/results/, with what the machine is."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def write(name: str, result: Result, folder: Path) -> Path:
+    """As JSON, with what the machine is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     document = {
         "name": name,
         "title": result.title,
