@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ _ROWS_LOOKED_AT = 100
 _TASKS_MADE = 10
 _FEW_IN_FLIGHT = 16
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
 CheckContext = Callable[[str, dict[str, Any]], None]
 """Raises InvalidRequestError for a context that the tool of that name would refuse."""
 
@@ -33,6 +36,8 @@ def problems(
         judges = Judges(config.reward)
     except ConfigError as error:
         found += error.problems
+    else:
+        found += _reward_tools(judges, served_tools)
     for which, sources in (("train", config.data.train), ("eval", config.data.eval)):
         for number, source in enumerate(sources):
             key = f"data.{which}.{number}"
@@ -76,6 +81,13 @@ def warnings(config: RunConfig) -> list[Problem]:
                 "rollout_correction",
             )
         )
+    if algorithm.advantage_estimator == "gdpo" and not algorithm.reward_parts:
+        found.append(
+            Problem(
+                "algorithm.reward_parts",
+                "gdpo normalises the parts that are named here one by one; without any it takes the reward as one",
+            )
+        )
     kl = algorithm.kl
     if kl.coefficient > 0 and kl.placement == "loss" and kl.kind in ("k1", "kl", "abs"):
         found.append(Problem("algorithm.kl.kind", f"the gradient of {kl.kind} in the loss is not the KL's; use k3+"))
@@ -89,10 +101,11 @@ def warnings(config: RunConfig) -> list[Problem]:
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:
-    path = Path(config.model.path)
-    looks_like_path = config.model.path.startswith((".", "/", "~")) or config.model.path.count("/") > 1 or path.exists()
-    if looks_like_path and not (path / "config.json").is_file():
-        yield Problem("model.path", f"there is no model in {path.resolve()}: config.json is missing")
+    name, path = config.model.path, Path(config.model.path)
+    if (_HUB_NAME.fullmatch(name) and not path.exists()) or (path / "config.json").is_file():
+        return
+    literal = "; ~ and $ are taken as they are: write the path out" if name.startswith("~") or "$" in name else ""
+    yield Problem("model.path", f"there is no model in {path.absolute()}: config.json is missing{literal}")
 
 
 def _algorithm(algorithm: AlgorithmConfig) -> Iterator[Problem]:
@@ -188,6 +201,15 @@ def _tools(config: RunConfig, served: Collection[str] | None) -> Iterator[Proble
     for tool in config.tools:
         if served is not None and tool not in served:
             yield Problem("tools", f"no tool {tool!r} is served; {nearest(tool, list(served))}")
+
+
+def _reward_tools(judges: Judges, served: Collection[str] | None) -> Iterator[Problem]:
+    for tool, reward in judges.needed_tools().items():
+        if served is not None and tool not in served:
+            message = (
+                f"the reward {reward!r} calls the tool {tool!r}, which is not served: take it out of plugins.exclude"
+            )
+            yield Problem("reward", message)
 
 
 def _overlap(config: RunConfig) -> Iterator[Problem]:

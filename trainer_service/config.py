@@ -16,8 +16,10 @@ from msgspec import Meta
 from turnwire.errors import Problem
 from turnwire.serving import ServerConfig
 
-Positive = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(gt=0, le=1e8)]  # three years are for ever; more does not fit into all clocks
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 NonNegative = Annotated[float, Meta(ge=0)]
 AboveZero = Annotated[float, Meta(gt=0)]
@@ -28,11 +30,13 @@ class TrainerServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     server: where it listens.
     rollout_target: `host:port` of the rollout service that its runs generate with.
+    tool_target: `host:port` of the tool service, for rewards that run something there, as `unit_tests`.
     runs_folder: where each run gets a folder of its own.
     """
 
     server: ServerConfig = ServerConfig()
     rollout_target: str = "127.0.0.1:50052"
+    tool_target: str = "127.0.0.1:50051"
     runs_folder: str = "runs"
 
 
@@ -126,7 +130,7 @@ class RewardConfig(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     by_source: dict[str, RewardChoice] = {}
     folders: list[str] = []
-    timeout_seconds: AboveZero = 30.0
+    timeout_seconds: Seconds = 30.0
 
 
 class KLConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,8 +228,8 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_action_tokens: Positive | None = None
     max_observation_tokens: Positive | None = None
     max_trajectory_tokens: Positive | None = None
-    tool_timeout_seconds: AboveZero | None = None
-    trajectory_timeout_seconds: AboveZero | None = None
+    tool_timeout_seconds: Seconds | None = None
+    trajectory_timeout_seconds: Seconds | None = None
 
 
 class FinalAnswerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,9 +248,9 @@ class RetryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     attempts: Positive = 5
-    first_delay_seconds: AboveZero = 0.5
-    max_delay_seconds: AboveZero = 10.0
-    patience_seconds: AboveZero = 600.0
+    first_delay_seconds: Seconds = 0.5
+    max_delay_seconds: Seconds = 10.0
+    patience_seconds: Seconds = 600.0
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -364,7 +368,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    seed: Count = 0
+    seed: Seed = 0
     model: ModelConfig
     data: DataConfig
     tools: list[str] = []

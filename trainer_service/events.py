@@ -21,14 +21,18 @@ class EventLog:
     """`events.jsonl`: one WatchRunResponse as JSON a line."""
 
     def __init__(self, path: Path) -> None:
-        """Open, with the events of earlier processes; a line that was cut by a crash is dropped."""
+        """Open, with the events of earlier processes. What a crash left behind the last whole line is dropped."""
         self._events: list[pb.WatchRunResponse] = []
         whole = 0
         if path.exists():
             for line in path.read_bytes().splitlines(keepends=True):
                 if not line.endswith(b"\n"):
                     break
-                self._events.append(json_format.ParseDict(json.loads(line), pb.WatchRunResponse()))
+                try:
+                    event = json_format.ParseDict(json.loads(line), pb.WatchRunResponse())
+                except (ValueError, json_format.ParseError):  # a power cut may leave anything
+                    break
+                self._events.append(event)
                 whole += len(line)
         self._file = AppendFile(path, whole)
         self._new = asyncio.Condition()

@@ -1,4 +1,6 @@
-"""Files of a run that only grow, one JSON object a line, and can be cut back to where a checkpoint saw them."""
+"""Files of a run that only grow, one JSON object a line, and can be cut back to where a checkpoint saw them; and
+files that are replaced whole.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,9 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+
+RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+"""What a run's id may be: it names the run's folder."""
 
 
 class AppendFile:
@@ -15,6 +20,7 @@ class AppendFile:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
+        sync_folder(path.parent)
         if self._file.tell() < position:
             raise ValueError(f"{path} is shorter ({self._file.tell()} bytes) than its checkpoint says ({position})")
         self._file.truncate(position)
@@ -37,10 +43,14 @@ class AppendFile:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all. Raises ValueError for NaN and infinity, which JSON does not have."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
-        file.write("\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

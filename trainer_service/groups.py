@@ -4,9 +4,8 @@ Invariants:
 
 - Admission bounds staleness: `in flight + done <= (version + 1 + max_staleness) * batch`, where version counts updates
   and done counts groups that are finished, consumed ones included.
-- Each admitted draw is handed out exactly once, or is among `open_draws` of the checkpoint and admitted again.
-- With max_staleness 0 a batch is the next draws in their order: which trajectories a step trains on, and in which
-  order, depends on the seed alone.
+- A batch is the next draws in their order. So which tasks a step trains on depends on the seed alone, the place in the
+  data follows from the version, and a group that was admitted first is never overtaken, which would make it too stale.
 """
 
 from __future__ import annotations
@@ -85,53 +84,38 @@ class GroupFeed:
         judge: Judge,
         ledger: Ledger,
         version: int = 0,
-        next_draw: int = 0,
-        open_draws: Sequence[int] = (),
     ) -> None:
-        """Start anew, or where a checkpoint was: `version` updates done, `open_draws` to be admitted again."""
+        """Start anew, or where a checkpoint was: after `version` updates."""
         self._config = config
         self._stream, self._pool, self._judge, self._ledger = stream, pool, judge, ledger
         self._batch = config.training.prompts_per_step
-        self._consumed = version * self._batch
-        self._next_draw = next_draw
+        self._consumed = self._admitted = version * self._batch
         self._running: dict[int, asyncio.Task[None]] = {}
         self._done: dict[int, Group] = {}
-        self._admitted: dict[int, int] = {}
         self._changed = asyncio.Event()
-        for draw in sorted(open_draws):
-            self._start(draw, version)
 
     def admit(self, version: int, total: int) -> None:
         """Start as many groups as the bound allows at this version, and no more than the run of `total` steps will
         use.
         """
         limit = min(version + 1 + self._config.rollout.max_staleness, total) * self._batch
-        while self._consumed + len(self._running) + len(self._done) < limit:
-            self._start(self._next_draw, version)
-            self._next_draw += 1
+        while self._admitted < limit:
+            self._start(self._admitted)
+            self._admitted += 1
 
-    async def batch(self, version: int) -> list[Group]:
-        """The batch to train on at this version: the groups that would be too stale later, then the lowest draws that
-        are finished, in order of draws. Raises what stops the run."""
+    async def batch(self) -> list[Group]:
+        """The next draws, which must be admitted, as soon as all of them are finished. Raises what stops the run."""
+        draws = range(self._consumed, self._consumed + self._batch)
         while True:
             for task in self._running.values():
                 if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                     raise error
-            due = {draw for draw, at in self._admitted.items() if at + self._config.rollout.max_staleness <= version}
-            if len(self._done) >= self._batch and due <= self._done.keys():
+            if all(draw in self._done for draw in draws):
                 break
             self._changed.clear()
             await self._changed.wait()
-        chosen = sorted(self._done, key=lambda draw: (draw not in due, draw))[: self._batch]
-        self._consumed += len(chosen)
-        for draw in chosen:
-            del self._admitted[draw]
-        return [self._done.pop(draw) for draw in sorted(chosen)]
-
-    @property
-    def position(self) -> tuple[int, list[int]]:
-        """For a checkpoint: the next draw, and those that are admitted but not handed out."""
-        return self._next_draw, sorted([*self._running, *self._done])
+        self._consumed = draws.stop
+        return [self._done.pop(draw) for draw in draws]
 
     async def close(self) -> None:
         """End what is in flight."""
@@ -142,8 +126,7 @@ class GroupFeed:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
 
-    def _start(self, draw: int, version: int) -> None:
-        self._admitted[draw] = version
+    def _start(self, draw: int) -> None:
         task = asyncio.create_task(self._run(draw))
         self._running[draw] = task
         task.add_done_callback(lambda _: self._changed.set())

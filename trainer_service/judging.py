@@ -27,6 +27,10 @@ class Judge:
         self._timeout = config.timeout_seconds
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="reward")
 
+    async def connect(self, tool_target: str) -> None:
+        """Let rewards that call a tool reach the tool service. Raises TurnwireError where they cannot."""
+        await asyncio.to_thread(self._judges.connect, tool_target)
+
     async def score(self, task: Task, attempt: Attempt) -> Score:
         """The reward of a trajectory. Raises RewardError."""
         reward = self._judges.of(task.data_source)

@@ -32,7 +32,6 @@ from trainer_service.publisher import WeightPublisher
 from trainer_service.record import RunRecord
 from trainer_service.rollouts import RolloutPool
 from turnwire.client.rollout import RolloutClient
-from turnwire.config import dump
 from turnwire.errors import InfraError
 from turnwire.v1 import trainer_pb2 as pb
 
@@ -46,7 +45,18 @@ class StoppedError(Exception):
 class TrainingRun:
     """One run, from its config and its folder. `step` is the number of updates done."""
 
-    def __init__(self, run_id: str, config: RunConfig, folder: Path, rollout: RolloutClient, events: EventLog) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        config: RunConfig,
+        folder: Path,
+        rollout: RolloutClient,
+        events: EventLog,
+        *,
+        tool_target: str = "",
+    ) -> None:
+        """`tool_target`: where rewards that call a tool find the tool service."""
+        self._tool_target = tool_target
         self._id, self._config, self._folder, self._client, self._events = run_id, config, folder, rollout, events
         self._threads = ThreadPoolExecutor(1, "training", _set_threads, (config.training.threads,))
         self._stopping = asyncio.Event()
@@ -90,7 +100,7 @@ class TrainingRun:
                 return
             started = time.monotonic()
             self._feed.admit(self.step, total)
-            groups = await self._unless_stopped(self._feed.batch(self.step))
+            groups = await self._unless_stopped(self._feed.batch())
             waited = time.monotonic() - started
             selection = self._select(groups)
             learned = Learned({}, [])
@@ -150,12 +160,14 @@ class TrainingRun:
 
     async def _load(self) -> None:
         config = self._config
-        (self._folder / "config.yaml").write_text(dump(config), encoding="utf-8")
         self._checkpoints = Checkpoints(self._folder / "checkpoints", config.checkpoint.keep)
-        path, state = self._checkpoints.latest() or (None, None)
+        path, state = await self._compute(self._checkpoints.latest) or (None, None)
+        for damaged in self._checkpoints.set_aside:
+            self._events.notify(f"a checkpoint was damaged and is not used: {damaged}")
         self.step = state.step if state else 0
         self._record = RunRecord(self._folder, config.metrics, state, self._events)
         self._judge = Judge(config.reward)
+        await self._judge.connect(self._tool_target)
         train = await asyncio.to_thread(load_sources, config.data, "train", config.tools)
         held_out = await asyncio.to_thread(load_sources, config.data, "eval", config.tools)
         self._evaluation_tasks = evaluation_tasks(held_out, config.evaluation.tasks)
@@ -183,8 +195,6 @@ class TrainingRun:
             judge=self._judge,
             ledger=self._record.ledger,
             version=self.step,
-            next_draw=state.next_draw if state else 0,
-            open_draws=state.open_draws if state else (),
         )
 
     def _build(self, checkpoint: Path | None) -> None:
@@ -200,14 +210,12 @@ class TrainingRun:
         """A checkpoint of this step, unless there is one."""
         if self._checkpoints.path(self.step).exists():
             return
-        next_draw, open_draws = self._feed.position
         state = RunState(
             step=self.step,
-            next_draw=next_draw,
-            open_draws=open_draws,
             ledger=self._record.ledger.counts(),
             files=self._record.positions(),
             evaluations=self._record.evaluations,
+            evaluation_failures=self._record.evaluation_failures,
             seconds=self._record.seconds,
         )
         path = await self._compute(self._checkpoints.save, state, self._write)
@@ -226,7 +234,8 @@ class TrainingRun:
         write_json(self._folder / "summary.json", summary)
         curves, metrics = self._folder / "learning_curves.png", self._folder / "metrics.jsonl"
         title = f"{config.name} (seed {config.seed})"
-        await asyncio.to_thread(report.draw_curves, metrics, record.evaluations, title, curves)
+        evaluated = record.evaluations, record.evaluation_failures
+        await asyncio.to_thread(report.draw_curves, metrics, *evaluated, title, curves)
 
     def _close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -5,6 +5,9 @@ Names: `reward/<data_source>`, `tool_use/<data_source>` (share of trajectories w
 between sampling and training), `time/…_seconds`, `groups/…`, `trajectories/…`, and what the learner reports (`loss`,
 `entropy`, `kl/…`, `clip_fraction`, `gradient_norm`, `learning_rate`, `logprob_gap/mean`: engine against trainer on the
 trained tokens).
+
+An evaluation has the first five of these as well, and for each data source `accuracy/…`, `tasks/…` (how many it is the
+mean over) and `failed/…` (trajectories that are not in it). A source of which nothing could be judged has no accuracy.
 """
 
 from __future__ import annotations
@@ -33,13 +36,18 @@ class MetricsWriter:
 
             self._events = SummaryWriter(str(tensorboard), purge_step=next_step, flush_secs=10)
 
-    def write(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
-        """`kind` is `step` or `evaluation`."""
-        self._file.write({"kind": kind, "step": step, "time": round(time.time(), 3), **metrics})
+    def write(self, kind: str, step: int, metrics: Mapping[str, float], **details: Any) -> None:
+        """`kind` is `step` or `evaluation`. `details` are what is no number: they are in the JSON alone."""
+        self._file.write({"kind": kind, "step": step, "time": round(time.time(), 3), **metrics, **details})
         if self._events is not None:
             prefix = "evaluation/" if kind == "evaluation" else ""
             for name, value in metrics.items():
                 self._events.add_scalar(prefix + name, value, step)
+
+    def flush(self) -> None:
+        """What is written is with the operating system from here on."""
+        if self._events is not None:
+            self._events.flush()
 
     def close(self) -> None:
         """Flush and close."""
@@ -120,15 +128,6 @@ def _tokens(judged: Iterable[Judged]) -> dict[str, float]:
         "tokens/observation_fraction": (total - prompt - sampled) / total,
         "tokens/longest": float(max(segment.token_ids.shape[0] for segment in segments)),
     }
-
-
-def accuracy_by_source(judged: Iterable[Judged]) -> tuple[dict[str, float], dict[str, int]]:
-    """Mean reward of each data source, and how many tasks it is the mean over."""
-    rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for member in judged:
-        rewards[member.task.data_source][member.task.task_id].append(member.score.value)
-    accuracy = {source: _mean(_mean(values) for values in tasks.values()) for source, tasks in sorted(rewards.items())}
-    return accuracy, {source: len(tasks) for source, tasks in sorted(rewards.items())}
 
 
 def _mean(values: Iterable[float]) -> float:

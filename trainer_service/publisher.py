@@ -67,6 +67,10 @@ class WeightPublisher:
         self._client, self._policy, self._config = client, policy, config
         self._folder = Path(config.folder) if config.folder else folder
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._file_prefix = f"{folder.name}-weights-"
+        for name in (self._file_prefix, f".{self._file_prefix}"):  # of a process of this run that was killed
+            for leftover in self._folder.glob(f"{name}*.safetensors*"):
+                leftover.unlink()
         self._compute, self._notify = compute, notify
         self._offset = 0
         self._exported: _Exported | None = None
@@ -140,7 +144,7 @@ class WeightPublisher:
         if self._config.transport == "stream":
             answer = await self._client.update_weights(weight_tensors(exported.tensors), exported.version)
         else:
-            path = self._folder / f"weights-{exported.version}.safetensors"
+            path = self._folder / f"{self._file_prefix}{exported.version}.safetensors"
             await asyncio.to_thread(write_file, path, exported.tensors)
             try:
                 answer = await self._client.update_weights(path, exported.version)

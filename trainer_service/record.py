@@ -11,7 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from trainer_service import metrics
+from trainer_service.accuracy import Failures, accuracies
 from trainer_service.checkpoint import RunState
 from trainer_service.config import MetricsConfig
 from trainer_service.events import EventLog
@@ -29,11 +32,13 @@ _PROGRESS_SECONDS = 0.5
 
 
 class RunRecord:
-    """The written side of a run. `evaluations` has the accuracy per data source, by step."""
+    """The written side of a run. `evaluations` has the accuracy per data source, by step; `evaluation_failures` what
+    failed of it."""
 
     def __init__(self, folder: Path, config: MetricsConfig, state: RunState | None, events: EventLog) -> None:
         """Start empty, or where a checkpoint was."""
         self.evaluations = dict(state.evaluations) if state else {}
+        self.evaluation_failures = dict(state.evaluation_failures) if state else {}
         self._earlier_seconds = state.seconds if state else 0.0
         self._started = time.monotonic()
         self._config, self._events = config, events
@@ -105,16 +110,28 @@ class RunRecord:
             self._close_evaluated(member, step)
         if not judged:
             raise InfraError(f"every trajectory of the evaluation failed; the first: {failed[0].reason}")
-        if failed:
-            self._events.notify(f"evaluation: {len(failed)} trajectories failed; the first: {failed[0].reason}")
         for member in judged:
             self._files["trajectories/eval.jsonl"].write(self._recorder.record(member, "eval", step))
-        accuracy, tasks = metrics.accuracy_by_source(judged)
-        self.evaluations[step] = accuracy
+        found = accuracies(members)
+        for source, failures in found.failures.items():
+            self._events.notify(_left_out(step, source, found.tasks[source], failures))
+        self.evaluations[step] = found.accuracy
+        if found.failures:
+            self.evaluation_failures[step] = found.failures
+        known = {source: value for source, value in found.accuracy.items() if value is not None}
         figures = {**metrics.trajectory_metrics(judged), "trajectories/failed": float(len(failed))}
-        named = {f"accuracy/{source}": value for source, value in accuracy.items()}
-        self._metrics.write("evaluation", step, {**named, **figures})
-        self._events.emit(evaluation=pb.Evaluation(step=step, accuracy=accuracy, tasks=tasks, metrics=figures))
+        named = {f"accuracy/{source}": value for source, value in known.items()}
+        for source, tasks in found.tasks.items():
+            named[f"tasks/{source}"] = float(tasks)
+            named[f"failed/{source}"] = float(found.failures[source].trajectories if source in found.failures else 0)
+        failures_of = {source: msgspec.structs.asdict(failures) for source, failures in found.failures.items()}
+        self._metrics.write("evaluation", step, {**named, **figures}, failures=failures_of)
+        failures_pb = {source: pb.EvaluationFailures(**values) for source, values in failures_of.items()}
+        self._events.emit(
+            evaluation=pb.Evaluation(
+                step=step, accuracy=known, tasks=found.tasks, metrics=figures, failures=failures_pb
+            )
+        )
 
     def _close_evaluated(self, member: Member, step: int) -> None:
         if isinstance(member, Failed):
@@ -132,6 +149,7 @@ class RunRecord:
 
     def positions(self) -> dict[str, int]:
         """Lengths of the files, which are on the disk from here on."""
+        self._metrics.flush()
         return {name: file.sync() for name, file in self._files.items()}
 
     def close(self) -> None:
@@ -139,3 +157,14 @@ class RunRecord:
         self._metrics.close()
         for file in self._files.values():
             file.close()
+
+
+def _left_out(step: int, source: str, judged_tasks: int, failures: Failures) -> str:
+    """For people: that an accuracy is not over all."""
+    when = f"after step {step}" if step else "before training"
+    if not judged_tasks:
+        what = f"all {failures.trajectories} trajectories failed: there is no accuracy"
+    else:
+        what = f"{failures.trajectories} trajectories failed, and are not in the accuracy"
+        what += f", which is over {judged_tasks} of {judged_tasks + failures.tasks} tasks" if failures.tasks else ""
+    return f"evaluation {when}, {source}: {what}; the first: {failures.reason}"

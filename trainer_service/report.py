@@ -1,7 +1,8 @@
 """What is left of a run for people: `summary.json` and `learning_curves.png`.
 
 `summary.json`: run_id, name, seed, seconds, steps, parameters, accuracy {source: {before, after}}, evaluations (by
-step), ledger (trajectories by state, and the reasons of `failures`), config. `seconds` is the wall time from start to
+step, {source: accuracy}), evaluation_failures (by step, {source: {trajectories, tasks, reason}}: what accuracies leave
+out), ledger (trajectories by state, and the reasons of `failures`), config. `seconds` is the wall time from start to
 end, evaluations included; of a resumed run, of all its processes together. What is not known is null.
 """
 
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trainer_service.accuracy import Failures
 from trainer_service.config import RunConfig
 
 if TYPE_CHECKING:
     from trainer_service.record import RunRecord
 
-Evaluations = Mapping[int, Mapping[str, float]]
+Evaluations = Mapping[int, Mapping[str, float | None]]
+EvaluationFailures = Mapping[int, Mapping[str, Failures]]
 _SMOOTH = 0.5
 """Weight of the newest step in the drawn curve; the raw values stay visible behind it."""
 
@@ -45,8 +48,12 @@ def summary(
         "parameters": parameters,
         "accuracy": before_and_after(record.evaluations),
         "evaluations": {str(step): accuracy for step, accuracy in sorted(record.evaluations.items())},
+        "evaluation_failures": {
+            str(step): {source: msgspec.structs.asdict(failures) for source, failures in of_step.items()}
+            for step, of_step in sorted(record.evaluation_failures.items())
+        },
         "ledger": {**record.ledger.counts(), "failures": books["failures"]},
-        "config": msgspec.json.decode(msgspec.json.encode(config)),  # a value of .inf becomes null
+        "config": msgspec.to_builtins(config),
     }
 
 
@@ -63,8 +70,12 @@ def read_series(metrics: Path) -> dict[str, list[tuple[int, float]]]:
     return series
 
 
-def draw_curves(metrics: Path, evaluations: Evaluations, title: str, target: Path) -> None:
-    """Reward and tool use per data source over the steps, and accuracy on held-out tasks before and after."""
+def draw_curves(
+    metrics: Path, evaluations: Evaluations, failures: EvaluationFailures, title: str, target: Path
+) -> None:
+    """Reward and tool use per data source over the steps, and accuracy on held-out tasks before and after. A star marks
+    an accuracy that is not over all trajectories.
+    """
     from matplotlib.figure import Figure  # noqa: PLC0415 - heavy, and only at the end
 
     series = read_series(metrics)
@@ -85,7 +96,8 @@ def draw_curves(metrics: Path, evaluations: Evaluations, title: str, target: Pat
         axis.set_ylim(-0.02, max(1.02, axis.get_ylim()[1]))
     if sources:
         reward.legend(frameon=False, loc="lower right")
-    _bars(accuracy, before_and_after(evaluations), colours)
+    partial = {"before": failures.get(0, {}), "after": failures.get(max(evaluations, default=0), {})}
+    _bars(accuracy, before_and_after(evaluations), partial, colours)
     for axis in (reward, used, accuracy):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", alpha=0.25, linewidth=0.7)
@@ -94,8 +106,14 @@ def draw_curves(metrics: Path, evaluations: Evaluations, title: str, target: Pat
     figure.savefig(str(target), dpi=150)
 
 
-def _bars(axis: Any, accuracy: Mapping[str, Mapping[str, float | None]], colours: Mapping[str, str]) -> None:
-    axis.set_title("held-out accuracy, before and after", loc="left", fontsize=11)
+def _bars(
+    axis: Any,
+    accuracy: Mapping[str, Mapping[str, float | None]],
+    partial: Mapping[str, Mapping[str, Failures]],
+    colours: Mapping[str, str],
+) -> None:
+    note = "\n* some trajectories failed and are left out" if any(partial.values()) else ""
+    axis.set_title(f"held-out accuracy, before and after{note}", loc="left", fontsize=11)
     for place, (source, values) in enumerate(accuracy.items()):
         colour = colours.get(source, "#777777")
         for offset, when, alpha in ((-0.2, "before", 0.4), (0.2, "after", 1.0)):
@@ -103,7 +121,8 @@ def _bars(axis: Any, accuracy: Mapping[str, Mapping[str, float | None]], colours
             if value is None:
                 continue
             axis.bar(place + offset, value, width=0.36, color=colour, alpha=alpha)
-            axis.text(place + offset, value + 0.02, f"{value:.2f}", ha="center", va="bottom", fontsize=9)
+            text = f"{value:.2f}{'*' if source in partial[when] else ''}"
+            axis.text(place + offset, value + 0.02, text, ha="center", va="bottom", fontsize=9)
     axis.set_xticks(range(len(accuracy)), [source.rpartition("/")[2] for source in accuracy])
     axis.set_ylim(0, 1.12)
 

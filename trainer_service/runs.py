@@ -1,13 +1,13 @@
 """The runs of a trainer service: one folder each, at most one live at a time.
 
-Invariants: an id and a config name one run for ever (a repeated start is the same start); what is known of a run is in
-its folder, so a restarted service knows all of them; a run that is not live goes on from its last checkpoint.
+Invariants: an id names one run for ever, and its config what it trains (a repeated start is the same start; what may
+differ then is in `changes`); what is known of a run is in its folder, so a restarted service knows all of them; a run
+that is not live goes on from its last checkpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import re
@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trainer_service.changes import differences, refused
 from trainer_service.config import RunConfig, TrainerServiceConfig, check, warnings
 from trainer_service.events import EventLog
-from trainer_service.files import write_json
+from trainer_service.files import RUN_ID, sync_folder, write_json, write_text
 from turnwire.client.rollout import RolloutClient
-from turnwire.config import convert, dump, parse_yaml
+from turnwire.config import convert, dump, load, parse_yaml
 from turnwire.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -39,14 +40,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ID = re.compile(RUN_ID)
 
 
 class RunFile(msgspec.Struct, kw_only=True):
     """`run.json`: what is known of a run between processes. Times are seconds since the epoch."""
 
     run_id: str
-    config_sha256: str
     state: str
     total_steps: int
     step: int = 0
@@ -64,6 +64,11 @@ class Run:
         self.training: TrainingRun | None = None
         self.job: asyncio.Task[None] | None = None
         self.stopping = False
+
+    @property
+    def config_file(self) -> Path:
+        """The config as it was last started with."""
+        return self.folder / "config.yaml"
 
     @property
     def live(self) -> bool:
@@ -104,7 +109,7 @@ class Runs:
     def __init__(self, config: TrainerServiceConfig) -> None:
         self._folder = Path(config.runs_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._rollout_target = config.rollout_target
+        self._rollout_target, self._tool_target = config.rollout_target, config.tool_target
         self._runs: dict[str, Run] = {}
         for path in sorted(self._folder.glob("*/run.json")):
             self._adopt(path)
@@ -140,12 +145,10 @@ class Runs:
         if not _ID.fullmatch(run_id):
             raise InvalidRequestError(f"run_id {run_id!r}: up to 100 letters, digits, dots, dashes, underscores")
         config = convert(parse_yaml(config_yaml, "run"), RunConfig, "run")
-        digest = hashlib.sha256(dump(config).encode()).hexdigest()
         run = self._runs.get(run_id)
         if run is not None:
-            if run.file.config_sha256 != digest:
-                raise AlreadyExistsError(f"run {run_id!r} exists with another config: choose another run_id")
-            if run.live or run.file.state == "RUN_STATE_FINISHED":
+            changed = _changed(run, config)
+            if run.live or (run.file.state == "RUN_STATE_FINISHED" and not changed):
                 return run
         problems = await asyncio.to_thread(check, config)
         if problems:
@@ -160,7 +163,8 @@ class Runs:
         if run is None:
             folder = self._folder / run_id
             folder.mkdir(exist_ok=True)
-            file = RunFile(run_id=run_id, config_sha256=digest, state="", total_steps=config.training.steps)
+            sync_folder(self._folder)
+            file = RunFile(run_id=run_id, state="", total_steps=config.training.steps)
             run = self._runs[run_id] = Run(folder, file)
         self._launch(run, config)
         return run
@@ -168,6 +172,8 @@ class Runs:
     def _launch(self, run: Run, config: RunConfig) -> None:
         run.file.error, run.file.ended_at, run.stopping = "", 0.0, False
         run.file.started_at = run.file.started_at or time.time()
+        run.file.total_steps = config.training.steps
+        write_text(run.config_file, dump(config))
         run.events.set_live(True)
         run.set_state(pb.RUN_STATE_STARTING)
         for warning in warnings(config):
@@ -180,7 +186,9 @@ class Runs:
             # torch and verl take seconds to load: not before there is a run, and not on the event loop.
             module = await asyncio.to_thread(load_loop)
             async with RolloutClient(self._rollout_target) as client:
-                run.training = module.TrainingRun(run.file.run_id, config, run.folder, client, run.events)
+                run.training = module.TrainingRun(
+                    run.file.run_id, config, run.folder, client, run.events, tool_target=self._tool_target
+                )
                 run.set_state(pb.RUN_STATE_RUNNING)
                 if run.stopping:  # asked for while it was loading
                     run.training.stop()
@@ -218,6 +226,19 @@ class Runs:
         for run in self._runs.values():
             if run.live:
                 await self.stop(run.file.run_id)
+
+
+def _changed(run: Run, config: RunConfig) -> bool:
+    """Whether a config differs from a run's. Raises AlreadyExistsError where the run cannot go on with it."""
+    name = run.file.run_id
+    try:
+        old = load(run.config_file, RunConfig)
+    except ConfigError as error:
+        raise AlreadyExistsError(f"run {name!r} exists, and its config is unknown: {error}") from error
+    if wrong := list(differences(old, config).values()) if run.live else refused(old, config):
+        live = "is live" if run.live else "exists"
+        raise AlreadyExistsError(f"run {name!r} {live} with another config: {'; '.join(wrong)}. Choose another run_id")
+    return old != config
 
 
 def load_loop() -> Any:

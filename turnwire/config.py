@@ -8,10 +8,11 @@ out of range, missing keys, each under the dotted name that an override on the c
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,11 @@ def nearest(name: str, allowed: Sequence[str]) -> str:
     match = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
     hint = f"did you mean {match[0]!r}? " if match else ""
     return f"{hint}Allowed: {', '.join(sorted(allowed)) or 'nothing'}"
+
+
+_MOST_DIGITS = 40
+_MOST_VALUES = 100_000
+"""Of a document, with what its aliases repeat: a few lines of them can stand for more than fits anywhere."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,6 +60,8 @@ _Loader.add_implicit_resolver(_TAG + "bool", re.compile(r"^(?:true|True|false|Fa
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     """010 is ten: only 0o and 0x change the base."""
     text = loader.construct_scalar(node)
+    if len(text) > _MOST_DIGITS:  # of thousands, Python itself refuses to read some and to show others
+        raise yaml.constructor.ConstructorError(None, None, "the number is too long", node.start_mark)
     return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
 
@@ -85,9 +93,25 @@ class _Dumper(yaml.SafeDumper):
 def parse_yaml(text: str, source: str = "config") -> Any:
     """Parse YAML text to plain values. Raises ConfigError with the line where it is not YAML."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        size = _size(value, {})
+    except RecursionError as error:
+        raise ConfigError([Problem("", "is nested too deeply")], source) from error
     except yaml.YAMLError as error:
         raise ConfigError([Problem("", str(error).replace("<unicode string>", source))], source) from error
+    if size > _MOST_VALUES:
+        raise ConfigError([Problem("", f"holds more than {_MOST_VALUES} values, with its aliases")], source)
+    return value
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values this one holds, counting what aliases repeat."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        items = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(item, known) for item in items)
+    return known[id(value)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -100,7 +124,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError([Problem("", f"is not UTF-8: {error}")], str(path)) from error
     value = parse_yaml(text, str(path))
     if not isinstance(value, dict):
-        raise ConfigError([Problem("", "must hold `key: value` lines")], str(path))
+        what = "is empty" if value is None else f"holds {_show(value)}"
+        raise ConfigError([Problem("", f"{what}; it must hold `key: value` lines")], str(path))
     return value
 
 
@@ -110,36 +135,38 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[st
     problems = []
     for override in overrides:
         key, separator, text = override.partition("=")
-        if not separator or not key:
-            problems.append(Problem(override, "an override is written key=value"))
+        path = key.split(".")
+        if not separator or not all(path):
+            problems.append(Problem(override, "an override is written key=value, with a key as a.b.c"))
             continue
-        value = parse_yaml(text, f"the value of {key}")
         try:
-            _set(result, key.split("."), value)
-        except (KeyError, IndexError, ValueError):
-            problems.append(Problem(key, "no such place: part of it is a plain value, or a list without that position"))
+            _set(result, path, parse_yaml(text, f"the value of {key}"))
+        except ConfigError as error:
+            problems += [Problem(key, problem.message) for problem in error.problems]
+        except LookupError as error:
+            problems.append(Problem(key, f"there is no such place: {error.args[0]}"))
     if problems:
         raise ConfigError(problems, "command line")
     return result
 
 
 def _set(container: Any, path: list[str], value: Any) -> None:
-    head, *rest = path
-    if isinstance(container, list):
-        position = int(head)
-        if rest:
-            _set(container[position], rest, value)
+    """Raises LookupError that says which part of the path is not there."""
+    for number, part in enumerate(path):
+        here = ".".join(path[:number])
+        if isinstance(container, list):
+            if not part.isdecimal() or int(part) >= len(container):
+                raise LookupError(f"{here} is a list of {len(container)}, named by position from 0; not {part!r}")
+            place: Any = int(part)
+        elif isinstance(container, dict):
+            place = part
         else:
-            container[position] = value
-    elif isinstance(container, dict):
-        if not rest:
-            container[head] = value
-        else:
-            if container.get(head) is None:
-                container[head] = {}
-            _set(container[head], rest, value)
-    else:
-        raise KeyError(head)
+            raise LookupError(f"{here} is the plain value {_show(container)}")  # noqa: TRY004 - about the path
+        if number == len(path) - 1:
+            container[place] = value
+        elif isinstance(container, dict) and container.get(place) is None:
+            container[place] = {}
+        container = container[place]
 
 
 def convert(value: Any, kind: type[T], source: str = "config", prefix: str = "") -> T:
@@ -179,17 +206,45 @@ def _convert(value: Any, kind: Any, key: str, problems: list[Problem]) -> Any:  
             return {name: _convert(item, arguments[1], _join(key, name), problems) for name, item in value.items()}
         if origin in (list, tuple) and isinstance(value, list):
             items = [_convert(item, arguments[0], _join(key, i), problems) for i, item in enumerate(value)]
+            _check_length(value, kind, key, problems)
             return tuple(items) if origin is tuple else items
     choices = _choices(bare)
     if choices and value not in choices:
         names = [str(choice) for choice in choices]
         problems.append(Problem(key, f"{_show(value)} is not one of its values; {nearest(str(value), names)}"))
         return None
+    endless = [Problem(place, f"must be a finite number, not {_show(item)}") for place, item in _endless(value, key)]
+    if endless:
+        problems += endless
+        return None
     try:
         return msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
         problems.append(_problem_of(error, key, value))
         return None
+
+
+def _endless(value: Any, key: str) -> Iterator[tuple[str, float]]:
+    """Infinities and what is not a number, each with its place: no setting means them, and JSON does not have them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _endless(item, _join(key, name))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _endless(item, _join(key, number))
+
+
+def _check_length(value: list[Any], kind: Any, key: str, problems: list[Problem]) -> None:
+    """Of a list whose items are converted one by one."""
+    if typing.get_origin(kind) is not typing.Annotated:
+        return
+    limits = typing.get_args(kind)[1:]
+    try:
+        msgspec.convert([None] * len(value), typing.Annotated[list[None], *limits])
+    except msgspec.ValidationError as error:
+        problems.append(_problem_of(error, key, value))
 
 
 def _convert_struct(value: Any, kind: type[msgspec.Struct], key: str, problems: list[Problem]) -> Any:
@@ -218,14 +273,27 @@ def _convert_struct(value: Any, kind: type[msgspec.Struct], key: str, problems: 
 
 
 def _problem_of(error: msgspec.ValidationError, key: str, value: Any) -> Problem:
+    """msgspec's message under our key, with the value itself instead of its type."""
     text, _, inner = str(error).partition(" - at `$")
-    place = key + inner.rstrip("`").replace("[", ".").replace("]", "") if inner else key
-    return Problem(place, f"{text[:1].lower()}{text[1:]}, got {_show(value)}" if not inner else text)
+    text = text.partition(", got ")[0]
+    path = [part for part in inner.rstrip("`").replace("[", ".").replace("]", "").split(".") if part]
+    for part in path:
+        if isinstance(value, list) and part.isdecimal():
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:  # msgspec names a place that is no key, as any value of a mapping
+            return Problem(".".join([key, *path]), f"{text[:1].lower()}{text[1:]}")
+    return Problem(".".join([key, *path]), f"{text[:1].lower()}{text[1:]}, got {_show(value)}")
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
+    """As YAML writes it, where that is short."""
+    text = _PLAIN.get(value, "") if isinstance(value, bool | None) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_PLAIN = {None: "null", True: "true", False: "false"}
 
 
 def _without_annotations(kind: Any) -> Any:

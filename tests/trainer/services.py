@@ -1,12 +1,8 @@
-"""The three real services for tests: tool and rollout in the test's process, the trainer there or in one of its own."""
+"""The three real services in the test's process; `service_processes` has them in processes of their own."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -49,9 +45,11 @@ async def tool_service(port: int = 0) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def rollout_service(model: Path, tools: str, port: int = 0) -> AsyncIterator[tuple[str, RolloutService]]:
+async def rollout_service(
+    model: Path, tools: str, port: int = 0, **settings: Any
+) -> AsyncIterator[tuple[str, RolloutService]]:
     """A rollout service with the transformers engine."""
-    values = {"tool_target": tools, "engine": {"model": str(model), "threads": 1}}
+    values = {"tool_target": tools, "engine": {"model": str(model), "threads": 1}, **settings}
     service = build_service(convert(values, RolloutServiceConfig))
     await service.start()
     server = Server(ServerConfig(port=port), ["turnwire.v1.RolloutService"])
@@ -65,9 +63,9 @@ async def rollout_service(model: Path, tools: str, port: int = 0) -> AsyncIterat
 
 
 @contextlib.asynccontextmanager
-async def trainer_service(rollout: str, folder: Path) -> AsyncIterator[TrainerClient]:
+async def trainer_service(rollout: str, folder: Path, tools: str = "") -> AsyncIterator[TrainerClient]:
     """A trainer service in this process, and a client of it."""
-    config = TrainerServiceConfig(rollout_target=rollout, runs_folder=str(folder))
+    config = TrainerServiceConfig(rollout_target=rollout, tool_target=tools, runs_folder=str(folder))
     server, runs = create_server(config)
     await server.start()
     try:
@@ -84,42 +82,9 @@ async def all_services(model: Path, folder: Path) -> AsyncIterator[tuple[Trainer
     async with (
         tool_service() as tools,
         rollout_service(model, tools) as (rollout, service),
-        trainer_service(rollout, folder) as client,
+        trainer_service(rollout, folder, tools) as client,
     ):
         yield client, service
-
-
-class TrainerProcess:
-    """A trainer service in a process of its own, to be killed."""
-
-    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
-        self.process, self.address = process, address
-
-    @classmethod
-    async def start(cls, rollout: str, folder: Path) -> TrainerProcess:
-        folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - nothing else runs yet
-        config = folder / "trainer.yaml"
-        config.write_text(yaml.safe_dump({"rollout_target": rollout, "runs_folder": str(folder / "runs")}))
-        log = os.open(folder / "trainer.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "trainer_service",
-            "--config",
-            str(config),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        os.close(log)
-        assert process.stdout is not None
-        line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
-        return cls(process, line.rpartition(" ")[2].strip())
-
-    async def kill(self, number: int = signal.SIGKILL) -> None:
-        if self.process.returncode is None:
-            self.process.send_signal(number)
-        await self.process.wait()
 
 
 async def watch(client: TrainerClient, run_id: str, first: int = 0) -> list[trainer_pb2.WatchRunResponse]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_harness import judged, run_config, sequences, task
 
+from trainer_service.accuracy import Failures
 from trainer_service.checkpoint import Checkpoints, RunState
 from trainer_service.events import EventLog
 from trainer_service.experience import select, spread
@@ -21,7 +24,7 @@ from trainer_service.groups import Failed, Group, Judged
 from trainer_service.ledger import Ledger, LedgerError, State, audit
 from trainer_service.record import RunRecord
 from trainer_service.report import before_and_after, draw_curves
-from turnwire.errors import InvalidRequestError
+from turnwire.errors import InternalError, InvalidRequestError
 
 # -- ledger
 
@@ -71,14 +74,39 @@ def test_a_file_that_is_shorter_than_its_checkpoint_says_is_refused(tmp_path: Pa
 
 
 def state(step: int) -> RunState:
-    return RunState(
-        step=step, next_draw=8, open_draws=[7], ledger={}, files={}, evaluations={0: {"a": 0.5}}, seconds=1.0
-    )
+    return RunState(step=step, ledger={}, files={}, evaluations={0: {"a": 0.5}}, seconds=1.0)
 
 
 def write(folder: Path) -> None:
     (folder / "model").mkdir()
-    (folder / "model" / "weights").write_text("w")
+    (folder / "model" / "weights").write_text("weights")
+
+
+def damage(checkpoint: Path, how: str) -> None:
+    """What a power cut or a bad disk may leave of a checkpoint."""
+    state_file, weights = checkpoint / "state.json", checkpoint / "model" / "weights"
+    match how:
+        case "state cut short":
+            state_file.write_bytes(state_file.read_bytes()[:20])
+        case "state zeroed":
+            state_file.write_bytes(bytes(state_file.stat().st_size))
+        case "state missing":
+            state_file.unlink()
+        case "weights cut short":
+            weights.write_text("wei")
+        case "weights flipped":
+            weights.write_text("weighty")
+        case "weights missing":
+            weights.unlink()
+        case "empty":
+            shutil.rmtree(checkpoint)
+            checkpoint.mkdir()
+
+
+DAMAGES = (
+    *("state cut short", "state zeroed", "state missing"),
+    *("weights cut short", "weights flipped", "weights missing", "empty"),
+)
 
 
 def test_the_last_whole_checkpoint_is_found_and_old_ones_go(tmp_path: Path) -> None:
@@ -109,6 +137,36 @@ def test_a_checkpoint_that_was_cut_off_is_not_seen_and_is_removed(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before_it(tmp_path: Path, how: str) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        checkpoints.save(state(step), write)
+    damage(tmp_path / "step-000002", how)
+    assert checkpoints.latest() == (tmp_path / "step-000001", state(1))
+    assert [path.name.rpartition("-")[0] for path in checkpoints.set_aside] == ["damaged-step-000002"]
+    checkpoints.save(state(2), write)  # the step is done again, and its checkpoint is a whole one
+    assert Checkpoints(tmp_path, keep=2).latest() == (tmp_path / "step-000002", state(2))
+    damage(tmp_path / "step-000001", how)
+    damage(tmp_path / "step-000002", how)
+    assert checkpoints.latest() is None
+
+
+def test_files_that_were_added_to_a_checkpoint_do_not_damage_it(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    (checkpoints.save(state(1), write) / "model" / "notes.txt").write_text("good one")
+    assert checkpoints.latest() == (tmp_path / "step-000001", state(1))
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_stays(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    path = checkpoints.save(state(1), write)
+    write_json(path / "state.json", {"state": {"step": 1}, "checksums": {}})
+    with pytest.raises(InternalError, match=f"another version of the trainer wrote the checkpoint {path}"):
+        checkpoints.latest()
+    assert path.exists()
+
+
 def test_a_json_file_is_replaced_whole(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"x": 1})
     write_json(tmp_path / "a.json", {"x": 2})
@@ -119,12 +177,15 @@ def test_a_json_file_is_replaced_whole(tmp_path: Path) -> None:
 # -- events
 
 
-async def test_events_are_numbered_on_across_processes_and_a_cut_line_is_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rubbish", [b'{"sequence": "3", "not', bytes(30), b"\0\n{}\n", b'{"sequence": "x"}\n'])
+async def test_events_are_numbered_on_across_processes_and_what_a_crash_left_is_dropped(
+    tmp_path: Path, rubbish: bytes
+) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.notify("one")
     log.notify("two")
-    with (tmp_path / "events.jsonl").open("a") as file:
-        file.write('{"sequence": "3", "not')
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(rubbish)
     again = EventLog(tmp_path / "events.jsonl")
     again.notify("three")
     assert [(event.sequence, event.notice.text) async for event in again.watch(2)] == [(2, "two"), (3, "three")]
@@ -225,6 +286,17 @@ def test_seconds_are_wall_time_over_all_processes(tmp_path: Path) -> None:
     record.close()
 
 
+async def test_what_a_checkpoint_counts_is_in_tensorboard_however_the_process_ends(tmp_path: Path) -> None:
+    record = RunRecord(
+        tmp_path, run_config(metrics__tensorboard=True).metrics, None, EventLog(tmp_path / "events.jsonl")
+    )
+    record.step(1, {"time/step_seconds": 1.0, "loss": 0.5})
+    record.positions()
+    seen = EventAccumulator(str(tmp_path / "tensorboard")).Reload()  # before anything is closed
+    assert [event.step for event in seen.Scalars("loss")] == [1]
+    record.close()
+
+
 def test_json_files_never_hold_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "x.json", {"accuracy": float("nan")})
@@ -234,10 +306,12 @@ def test_json_files_never_hold_nan(tmp_path: Path) -> None:
 def test_curves_are_drawn_with_and_without_steps_and_evaluations(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("")
-    draw_curves(metrics, {}, "empty", tmp_path / "empty.png")
+    draw_curves(metrics, {}, {}, "empty", tmp_path / "empty.png")
     entries = [
         {"kind": "step", "step": n, "reward/a/b": n / 5, "reward/mean": 0, "tool_use/a/b": 0.5} for n in range(5)
     ]
     metrics.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    draw_curves(metrics, {0: {"a/b": 0.2}, 5: {"a/b": 0.9, "c": 0.5}}, "full", tmp_path / "full.png")
+    evaluations = {0: {"a/b": 0.2, "c": None}, 5: {"a/b": 0.9, "c": 0.5}}
+    lost = {0: {"c": Failures(trajectories=3, tasks=3, reason="away")}}
+    draw_curves(metrics, evaluations, lost, "full", tmp_path / "full.png")
     assert (tmp_path / "full.png").stat().st_size > 10_000

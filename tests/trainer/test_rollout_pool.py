@@ -213,39 +213,27 @@ async def feed_on(script: Script, tmp_path: Any, **sections: Any) -> AsyncIterat
 
 async def test_admission_bounds_what_is_in_flight_and_done(tmp_path: Any) -> None:
     async with feed_on(lambda wanted, attempt: 0.01, tmp_path, rollout={"max_staleness": 1}) as (feed, ledger):
-        feed.admit(0, total=10)
-        assert feed.position == (8, list(range(8)))
-        feed.admit(0, total=10)
-        assert feed.position[0] == 8
-        first = await feed.batch(0)
-        assert len(first) == 4
-        feed.admit(1, total=10)
-        assert feed.position[0] == 12
-        feed.admit(9, total=3)
-        assert feed.position[0] == 12
-        second = await feed.batch(1)
-        assert not {group.draw for group in first} & {group.draw for group in second}
+        for version, total, admitted in ((0, 10, 8), (0, 10, 8), (1, 10, 12), (9, 3, 12)):
+            feed.admit(version, total)
+            await asyncio.sleep(0)
+            assert ledger.open == admitted * 4
+        for _ in range(3):
+            await feed.batch()
         assert ledger.open == 12 * 4
 
 
-async def test_without_staleness_a_batch_is_the_next_draws_in_order(tmp_path: Any) -> None:
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+async def test_a_batch_is_the_next_draws_in_order_however_long_they_take(tmp_path: Any, max_staleness: int) -> None:
+    """One that is overtaken would be trained on when it is too stale."""
+
     def script(wanted: rollout_pb2.RolloutTask, attempt: int) -> float:
         return 0.05 if "train-0/" in wanted.trajectory_id else 0.001
 
-    async with feed_on(script, tmp_path) as (feed, _):
-        feed.admit(0, total=2)
-        assert [group.draw for group in await feed.batch(0)] == [0, 1, 2, 3]
-
-
-async def test_a_batch_waits_for_the_group_that_would_be_too_stale_later(tmp_path: Any) -> None:
-    def script(wanted: rollout_pb2.RolloutTask, attempt: int) -> float:
-        return 0.4 if "train-0/" in wanted.trajectory_id else 0.001
-
-    async with feed_on(script, tmp_path, rollout={"max_staleness": 1}) as (feed, _):
-        feed.admit(0, total=5)
-        assert 0 not in [group.draw for group in await feed.batch(0)]
-        feed.admit(1, total=5)
-        assert 0 in [group.draw for group in await feed.batch(1)]
+    async with feed_on(script, tmp_path, rollout={"max_staleness": max_staleness}) as (feed, _):
+        for version in range(3):
+            feed.admit(version, total=5)
+            draws = [group.draw for group in await feed.batch()]
+            assert draws == list(range(4 * version, 4 * version + 4))
 
 
 async def test_a_lost_trajectory_and_a_broken_reward_are_failures_of_their_own_kind(tmp_path: Any) -> None:
@@ -254,7 +242,7 @@ async def test_a_lost_trajectory_and_a_broken_reward_are_failures_of_their_own_k
 
     async with feed_on(script, tmp_path, reward={"name": "reasoning_gym"}) as (feed, ledger):
         feed.admit(0, total=1)
-        (group, *_) = await feed.batch(0)
+        (group, *_) = await feed.batch()
     reasons = [member.reason for member in group.members if isinstance(member, Failed)]
     assert reasons[0] == "cancelled: by the rollout service"
     assert all(reason.startswith("reward reasoning_gym: ValueError") for reason in reasons[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ async def test_a_repeated_start_is_the_same_run_and_another_config_is_refused(mo
     async with all_services(model_path, tmp_path) as (client, _):
         first, second = await asyncio.gather(*(client.start_run("run", yaml.safe_dump(values)) for _ in range(2)))
         assert first.run_id == second.run_id == "run"
-        with pytest.raises(AlreadyExistsError, match="exists with another config"):
-            await client.start_run("run", yaml.safe_dump({**values, "seed": 9}))
+        with pytest.raises(AlreadyExistsError, match=r"'run' is live with another config: checkpoint\.every is 3, and"):
+            await client.start_run("run", yaml.safe_dump({**values, "checkpoint": {"every": 3}}))
         with pytest.raises(ExhaustedError, match="run 'run' is live, and one is the limit"):
             await client.start_run("other", yaml.safe_dump(values))
         stopped = await client.stop_run("run")
@@ -40,6 +41,36 @@ async def test_a_repeated_start_is_the_same_run_and_another_config_is_refused(mo
         with pytest.raises(WrongOrderError, match="is not live: STOPPED"):
             await client.stop_run("run")
         assert [run.run_id for run in await client.list_runs()] == ["run"]
+
+
+async def test_a_run_goes_on_with_a_config_that_changes_nothing_of_what_it_trains(
+    model_path: Path, tmp_path: Path
+) -> None:
+    values = short(model_path, training={"steps": 2})
+    refusals = {
+        "seed is 9, and was 0": {"seed": 9},
+        "training.steps is 1, and was 2": {"training": {**values["training"], "steps": 1}},
+        "optimizer.schedule is 'linear', and was 'constant'": {"optimizer": {"schedule": "linear"}},
+        "training.steps is 4, and was 2": {  # the rate of the steps that are done would have been another
+            "training": {**values["training"], "steps": 4},
+            "optimizer": {"schedule": "linear"},
+        },
+        "evaluation.samples is 2, and was 1": {"evaluation": {"samples": 2}},
+        "data.train.0.size is 40, and was 50": {"data": {"train": [{**values["data"]["train"][0], "size": 40}]}},
+        "data.train.2.kind is not there, and was 'procedural'": {"data": {"train": values["data"]["train"][:2]}},
+    }
+    free = {"checkpoint": {"every": 1, "keep": 5}, "evaluation": {"every": 1}, "metrics": {"tensorboard": True}}
+    async with all_services(model_path, tmp_path) as (client, _):
+        await finished(client, "run", values)
+        for reason, changed in refusals.items():
+            with pytest.raises(AlreadyExistsError, match=re.escape(reason)):
+                await client.start_run("run", yaml.safe_dump({**values, **changed}))
+        assert last_state(await finished(client, "run", {**values, **free})) == ("FINISHED", "")
+    async with trainer_service("127.0.0.1:1", tmp_path) as client:
+        with pytest.raises(
+            AlreadyExistsError, match=r"'run' exists with another config: seed is 1, and was 0\. Choose"
+        ):
+            await client.start_run("run", yaml.safe_dump({**values, "seed": 1, "checkpoint": {"keep": 2}}))
 
 
 async def test_a_restarted_trainer_knows_its_runs_and_their_events_go_on(model_path: Path, tmp_path: Path) -> None:

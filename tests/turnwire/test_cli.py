@@ -108,7 +108,7 @@ def test_a_config_that_is_not_there_is_told_from_one_that_cannot_be_read(tmp_pat
     assert document["ok"] is False
     assert "did you mean 'demo'?" in document["problems"][0]["message"]
     result = turnwire("check", str(tmp_path))
-    assert "no run of `turnwire train`" in result.stderr
+    assert "but not of a run" in result.stderr
     assert "services: missing" in turnwire("up", "demo", "services=null").stderr
 
 
@@ -137,7 +137,7 @@ def test_tools_are_listed_from_a_service_started_for_the_question() -> None:
     result = turnwire("tools", "--json")
     assert result.returncode == 0, result.stderr
     tools = {tool["name"]: tool for tool in json.loads(result.stdout)}
-    assert tools.keys() == {"python", "sql", "search"}
+    assert tools.keys() == {"bash", "python", "sql", "search", "unit_tests"}
     assert tools["python"]["healthy"] is True
     assert tools["python"]["stop_strings"] == ["</python>"]
     assert "query" in tools["sql"]["arguments_schema"]["properties"]

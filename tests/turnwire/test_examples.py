@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running_services import running_services
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,13 +17,8 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    folder = tmp_path_factory.mktemp("up")
-    command = [sys.executable, "-m", "turnwire.cli", "up", "demo", "--json", "--logs", str(folder)]
-    command.insert(-3, f"services.trainer.runs_folder={folder}/runs")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["targets"]
-        process.send_signal(signal.SIGINT)
+    with running_services(tmp_path_factory.mktemp("up")) as started:
+        yield started
 
 
 def example(name: str, *arguments: str) -> str:

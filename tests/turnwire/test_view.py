@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from rich.console import Console
 
 from turnwire.cli import trajectory_view, view
 from turnwire.cli.records import Choice, find_run, select
-from turnwire.errors import NotFoundError
+from turnwire.errors import InvalidRequestError, NotFoundError
 
 
 @pytest.fixture
@@ -89,3 +92,71 @@ def test_pictures_are_written(run: Path, tmp_path: Path) -> None:
     assert show(run, "--html", tmp_path / "a.html", "--svg", tmp_path / "a.svg").exit_code == 0
     assert "5fafff" in (tmp_path / "a.html").read_text()
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"a": \n', "truncated"),
+        (b"[1, 2]\n", "Expected `object`, got `array`"),
+        (b'{"step": 1}\n', "missing required field"),
+        (b"\xff\xfe\n", "malformed"),
+        (b'{"kind": "train", "step": "1"}\n', "Expected `int`"),
+    ],
+)
+def test_a_damaged_line_is_named_and_one_that_is_being_written_is_not_there_yet(
+    run: Path, line: bytes, why: str
+) -> None:
+    path = run / "trajectories" / "train.jsonl"
+    whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
+    path.write_bytes(whole + line.rstrip(b"\n"))
+    assert len(select(run, Choice())) == 2
+    path.write_bytes(line + whole)
+    with pytest.raises(InvalidRequestError, match=rf"train.jsonl, line 1, is not a trajectory: .*{why}"):
+        select(run, Choice())
+
+
+def shell(command: str, run: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As a user's shell does it; `turnwire` is this command, $RUN the run."""
+    return subprocess.run(
+        ["bash", "-c", f'turnwire() {{ "{sys.executable}" -m turnwire.cli "$@"; }}; {command}'],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env={
+            **{k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")},
+            "RUN": str(run),
+            **environment,
+        },
+    )
+
+
+def test_a_reader_that_leaves_early_is_no_error_to_show(run: Path) -> None:
+    for options in ("--all --tokens", "--all --json"):
+        result = shell(f'turnwire view "$RUN" {options} | head -n 1', run)
+        assert len(result.stdout.splitlines()) == 1
+        assert "Traceback" not in result.stderr
+        assert "BrokenPipe" not in result.stderr
+
+
+def test_a_device_that_is_full_and_a_folder_that_is_not_there_are_named_without_a_traceback(run: Path) -> None:
+    full = shell('turnwire view "$RUN" > /dev/full', run)
+    assert full.returncode != 0
+    assert "error: [Errno 28] No space left on device" in full.stderr
+    nowhere = shell('turnwire view "$RUN" --html /no/such/folder/x.html', run)
+    assert nowhere.returncode == 1
+    assert "error: [Errno 2] No such file or directory: '/no/such/folder/x.html'" in nowhere.stderr
+    assert "Traceback" not in full.stderr + nowhere.stderr
+
+
+def test_a_narrow_terminal_and_a_pipe_get_what_fits_them(run: Path) -> None:
+    narrow = shell('turnwire view "$RUN"', run, COLUMNS="40").stdout
+    assert max(map(len, narrow.splitlines())) <= 40
+    assert "17*23" in narrow
+    assert shell('turnwire view "$RUN" --tokens', run, COLUMNS="10").returncode == 0
+    assert "\x1b[" not in shell('turnwire view "$RUN"', run).stdout
+    coloured = shell('turnwire view "$RUN"', run, FORCE_COLOR="1").stdout
+    assert "\x1b[38;" in coloured or "\x1b[3" in coloured
+    assert "\x1b[3" not in shell('turnwire view "$RUN"', run, FORCE_COLOR="1", NO_COLOR="1").stdout

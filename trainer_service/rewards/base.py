@@ -61,10 +61,12 @@ class Reward(ABC):
     """Judges a trajectory.
 
     name: what configs call it. options_type: a frozen msgspec struct of its settings, from `reward.options`.
+    needs_tool: the tool that it calls at the tool service, where it calls one; `turnwire check` asks for it.
     """
 
     name: ClassVar[str]
     options_type: ClassVar[type[msgspec.Struct]] = NoOptions
+    needs_tool: ClassVar[str] = ""
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -72,6 +74,10 @@ class Reward(ABC):
     @abstractmethod
     def score(self, task: Task, attempt: Attempt) -> float | Score:
         """The reward of `attempt` at `task`. Raises for a ground truth that it cannot use."""
+
+    def connect(self, tool_target: str) -> None:  # noqa: B027 - most rewards call no service
+        """Prepare to call the tool service at this `host:port`. Called once, before `score`. Raises TurnwireError where
+        there is none, or not the tool."""
 
     def check_task(self, task: Task) -> None:  # noqa: B027 - most rewards take any answer
         """Raise ValueError for a ground truth that `score` cannot use. `turnwire check` asks it of the first tasks."""

@@ -133,6 +133,16 @@ class Judges:
         """The reward of a data source."""
         return next(reward for pattern, reward in self._patterns if fnmatch.fnmatchcase(data_source, pattern))
 
+    def needed_tools(self) -> dict[str, str]:
+        """The tools that rewards call, each with the name of such a reward."""
+        return {reward.needs_tool: reward.name for _, reward in self._patterns if reward.needs_tool}
+
+    def connect(self, tool_target: str) -> None:
+        """Let every reward that calls a tool reach the tool service."""
+        for _, reward in self._patterns:
+            if reward.needs_tool:
+                reward.connect(tool_target)
+
     def close(self) -> None:
         """Close every reward."""
         for _, reward in self._patterns:

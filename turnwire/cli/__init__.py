@@ -52,10 +52,12 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point. Errors that Turnwire raises on purpose are shown without a traceback, and exit with 1."""
+    """Entry point. What is no bug is shown without a traceback, and exits with 1: errors that Turnwire raises on
+    purpose, and files and devices that fail.
+    """
     try:
         cli()
-    except TurnwireError as error:
+    except (TurnwireError, OSError) as error:
         click.secho("error: ", fg="red", bold=True, err=True, nl=False)
         click.echo(str(error), err=True)
         sys.exit(1)

@@ -44,10 +44,12 @@ def report(found: launch.Findings) -> None:
     """Findings for people."""
     count = len(found.problems)
     if count:
-        output.notes.print(f"[bold red]{found.source}: {count} problem{'s' if count > 1 else ''}[/]")
+        output.notes.print(
+            f"{found.source}: {count} problem{'s' if count > 1 else ''}", style="bold red", soft_wrap=True
+        )
         output.print_problems(found.problems, "red")
     if found.warnings:
-        output.notes.print(f"[bold yellow]{found.source}: worth a look[/]")
+        output.notes.print(f"{found.source}: worth a look", style="bold yellow", soft_wrap=True)
         output.print_problems(found.warnings, "yellow")
     if not count:
-        output.console.print(f"[green]{found.source}: nothing is wrong[/]")
+        output.console.print(f"{found.source}: nothing is wrong", style="green", soft_wrap=True)

@@ -49,8 +49,10 @@ def command(
         )
     if not resolved.run.data.eval:
         raise ConfigError([Problem("run.data.eval", "is empty: there is nothing to evaluate on")], found.source)
-    run_id = run_id or launch.fresh_run_id(
-        f"eval-{resolved.run.name}", lambda name: (Path(runs_folder) / name).exists()
+    run_id = (
+        run_id
+        if run_id is not None
+        else launch.fresh_run_id(f"eval-{resolved.run.name}", lambda name: (Path(runs_folder) / name).exists())
     )
     state = carry_out(Job(resolved, target, run_id, runs_folder), output.notes)
     if as_json:
@@ -66,10 +68,8 @@ def command(
 
 
 def _run_folder(name: str, runs_folder: str) -> Path | None:
-    for folder in (Path(name), Path(runs_folder) / name):
-        if (folder / launch.RESOLVED_NAME).is_file():
-            return folder
-    return None
+    folders = (Path(name), Path(runs_folder) / name)
+    return next((folder for folder in folders if launch.config_of_run(folder) is not None), None)
 
 
 def _last_checkpoint(run: Path) -> Path:

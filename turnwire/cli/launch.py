@@ -9,6 +9,7 @@ files as on the command line.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +25,15 @@ from rollout_service.config import RolloutServiceConfig
 from tool_service.config import ToolServiceConfig
 from tool_service.registry import RegisteredTool, load_registry
 from trainer_service.config import RunConfig, TrainerServiceConfig
+from trainer_service.files import RUN_ID
 from turnwire import config as config_files
 from turnwire.config import nearest
-from turnwire.errors import ConfigError, Problem
+from turnwire.errors import ConfigError, InvalidRequestError, Problem
 
 RESOLVED_NAME = "launch.yaml"
 """In a run's folder: the config as resolved, with the services it was started with."""
+_RUN_NAME, _RUN_MARK = "config.yaml", "run.json"
+"""In every run's folder: the trainer wrote them. The first is the run's config alone, without services."""
 
 
 class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,25 +70,44 @@ class Findings:
 def find_config(name: str) -> Path:
     """A config by path, a preset by name (`demo` is configs/demo.yaml), or a run's folder. Raises ConfigError."""
     path = Path(name)
-    if path.is_dir() and (path / RESOLVED_NAME).is_file():
-        return path / RESOLVED_NAME
-    if path.is_file():
+    if (of_run := config_of_run(path)) is not None:
+        return of_run
+    if _exists(path) and not path.is_dir():  # a file, or a pipe
         return path
     folders = [Path("configs"), Path(turnwire.__file__).parents[1] / "configs"]
     presets = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*.yaml"))}
     if name in presets:
         return presets[name]
-    if path.is_dir():
-        raise ConfigError([Problem("", f"is a folder without {RESOLVED_NAME}, so no run of `turnwire train`")], name)
+    if name and _exists(path):
+        raise ConfigError([Problem("", f"is a folder, but not of a run: it has no {_RUN_MARK}")], name)
     where = f" (looked in {Path.cwd()})" if not path.is_absolute() else ""
     hint = nearest(name, list(presets)).replace("Allowed:", "Presets:")
-    raise ConfigError([Problem("", f"there is no such file{where}, nor a preset of that name; {hint}")], name)
+    raise ConfigError([Problem("", f"there is no such file{where}, nor a preset of that name; {hint}")], name or "''")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # too long, or not to be looked at
+        raise ConfigError([Problem("", f"cannot be read: {error.strerror}")], str(path)) from error
+
+
+def config_of_run(folder: Path) -> Path | None:
+    """The config in a run's folder: with its services, where they were started for it."""
+    if not _exists(folder / _RUN_MARK):
+        return None
+    return next((folder / name for name in (RESOLVED_NAME, _RUN_NAME) if (folder / name).is_file()), None)
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """A file's plain values with overrides applied. Keys of overrides are the run's, or begin with `services.`."""
-    full = [item if item.startswith(("run.", "services.", "services=")) else f"run.{item}" for item in overrides]
-    values = config_files.apply_overrides(config_files.read_yaml(path), full)
+    full = [
+        item if item.startswith(("run.", "run=", "services.", "services=")) else f"run.{item}" for item in overrides
+    ]
+    values = config_files.read_yaml(path)
+    if path == config_of_run(path.parent) and path.name == _RUN_NAME:
+        values = {"run": values}
+    values = config_files.apply_overrides(values, full)
     _share_model(values)
     return values
 
@@ -181,10 +204,16 @@ def _extend(to: list[Problem], prefix: str, problems: Sequence[Problem]) -> None
     to += [item for item in found if item.key not in known]
 
 
+def check_run_id(run_id: str) -> None:
+    """As the trainer will. Raises InvalidRequestError."""
+    if not re.fullmatch(RUN_ID, run_id):
+        raise InvalidRequestError(f"run_id {run_id!r}: up to 100 letters, digits, dots, dashes, underscores")
+
+
 def fresh_run_id(name: str, taken: Callable[[str], bool]) -> str:
     """The run's name and the time, as `demo-20260131-142530`."""
     stamp = datetime.datetime.now(datetime.UTC).astimezone().strftime("%Y%m%d-%H%M%S")
-    base = "".join(c if c.isalnum() or c in "-_" else "-" for c in name) or "run"
+    base = re.sub(r"[^A-Za-z0-9_-]", "-", name)[:60].lstrip("-_") or "run"
     run_id, number = f"{base}-{stamp}", 2
     while taken(run_id):
         run_id, number = f"{base}-{stamp}-{number}", number + 1

@@ -15,12 +15,13 @@ from google.protobuf.message import Message
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from turnwire.errors import Problem
 
-console = Console(highlight=False)
-"""Results go to stdout."""
-notes = Console(stderr=True, highlight=False)
+console = Console(highlight=False, markup=False)
+"""Results go to stdout. What stands in brackets is text here, since texts come from logs, data and policies."""
+notes = Console(stderr=True, highlight=False, markup=False)
 """What happens on the way goes to stderr, so that `--json` stays clean."""
 
 
@@ -67,18 +68,14 @@ def print_problems(problems: Iterable[Problem], style: str) -> None:
     """Each with its key in colour, wrapped under itself."""
     for problem in problems:
         if not notes.is_terminal:
-            notes.print(f"  {problem}", markup=False, soft_wrap=True)
+            notes.print(f"  {problem}", soft_wrap=True)
             continue
         grid = Table.grid(padding=(0, 1))
         grid.add_column(width=1)
         grid.add_column(overflow="fold")
-        where = f"[{style}]{_escape(problem.key)}[/]: " if problem.key else ""
-        grid.add_row(" ", f"{where}{_escape(problem.message)}")
+        where = Text.assemble((problem.key, style), ": ") if problem.key else Text()
+        grid.add_row(" ", where.append(problem.message))
         notes.print(grid)
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def as_json(problems: Iterable[Problem]) -> list[dict[str, str]]:

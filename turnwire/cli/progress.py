@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from turnwire.cli import accuracy
 from turnwire.client.trainer import ENDED
 from turnwire.v1 import trainer_pb2
 
@@ -164,15 +165,15 @@ class LiveView:
         before, _ = self._state.before_and_after()
         grid = Table.grid(padding=(0, 2, 0, 0))
         for source, values in sorted(self._state.rewards.items()):
-            held_out = f"before training {before.accuracy[source]:.2f}" if before and source in before.accuracy else ""
+            held_out = accuracy.text(before, source)
             curve = list(values.values())
             used = self._state.metrics.get(TOOL_USE_PREFIX + source)
             grid.add_row(
                 source,
-                f"[bold]{curve[-1]:.2f}[/]",
-                f"[green]{sparkline(curve)}[/]",
+                Text(f"{curve[-1]:.2f}", "bold"),
+                Text(sparkline(curve), "green"),
                 "" if used is None else f"tools {used:.0%}",
-                f"[dim]{held_out}[/]",
+                Text(f"before training {held_out}" if held_out else "", "dim"),
             )
         return grid
 
@@ -206,8 +207,9 @@ class LogView:
                 ending = "" if left is None else f"  {clock(left)} left"
                 line = f"step {state.step}/{state.total_steps}  {rewards}  {_figures(state.metrics)}{ending}"
             case "evaluation":
-                accuracy = sorted(event.evaluation.accuracy.items())
-                line = f"evaluated {_when(event.evaluation.step)}: " + "  ".join(f"{k} {v:.3f}" for k, v in accuracy)
+                found = event.evaluation
+                each = (f"{source} {accuracy.text(found, source)}" for source in accuracy.sources(found))
+                line = f"evaluated {_when(found.step)}: {'  '.join(each)}"
             case "evaluation_progress":
                 done = event.evaluation_progress
                 if done.total == 0 or self._tenth == 10 * done.done // done.total:

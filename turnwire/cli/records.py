@@ -2,16 +2,74 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from turnwire.config import nearest
 from turnwire.errors import InvalidRequestError, NotFoundError
 
-Record = dict[str, Any]
+
+class Result(TypedDict):
+    """A tool call of a turn."""
+
+    tool: str
+    error: str
+    truncated: bool
+    seconds: float
+
+
+class Turn(TypedDict):
+    """An action and what came back; positions are token positions in the segment."""
+
+    index: int
+    action_start: int
+    action_end: int
+    observation_end: int
+    generate_stop: str
+    observation_full_tokens: int
+    generate_seconds: float
+    tool_seconds: float
+    results: list[Result]
+    action: str
+    observation: str
+
+
+class Segment(TypedDict):
+    """Tokens, and what training knows of each."""
+
+    token_ids: list[int]
+    tokens: list[str]
+    prompt_length: int
+    loss_mask: list[int]
+    logprobs: list[float]
+    weight_versions: list[tuple[int, int, int]]
+    turns: list[Turn]
+
+
+class Record(TypedDict):
+    """One line."""
+
+    kind: str
+    step: int
+    trajectory_id: str
+    task_id: str
+    data_source: str
+    tries: int
+    messages: list[dict[str, Any]]
+    ground_truth: Any
+    tools: list[str]
+    final_answer: str | None
+    stop_reason: str
+    reward: float
+    reward_parts: dict[str, float]
+    advantage: float | None
+    filtered: str
+    seconds: float
+    segments: list[Segment]
 
 
 @dataclass(frozen=True)
@@ -67,13 +125,14 @@ def _available(steps: set[int], sources: set[str]) -> str:
 
 
 def _read(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8") as lines:
+    decoder = msgspec.json.Decoder(Record)
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                if line.endswith("\n"):
-                    raise InvalidRequestError(f"{path}, line {number}, is not JSON: {error}") from error
+                yield decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                if line.endswith(b"\n"):
+                    raise InvalidRequestError(f"{path}, line {number}, is not a trajectory: {error}") from error
                 return  # the last line is being written
 
 

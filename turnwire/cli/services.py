@@ -87,7 +87,8 @@ class Services:
             tool = await self._start("tool", self._config.tool)
             await self._listening("tool")
             rollout = await self._start("rollout", msgspec.structs.replace(self._config.rollout, tool_target=tool))
-            await self._start("trainer", msgspec.structs.replace(self._config.trainer, rollout_target=rollout))
+            trainer = msgspec.structs.replace(self._config.trainer, rollout_target=rollout, tool_target=tool)
+            await self._start("trainer", trainer)
             await asyncio.gather(self._listening("rollout"), self._listening("trainer"))
         except BaseException:
             await self.stop()

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from turnwire.cli import output
+from turnwire.cli import accuracy, output
 from turnwire.cli.progress import RunState, state_name
 from turnwire.v1 import trainer_pb2
 
@@ -15,11 +15,12 @@ PLOT_NAME = "learning_curves.png"
 """In a run's folder."""
 
 
-def print_summary(state: RunState) -> None:
-    """What became of the run."""
+def print_summary(state: RunState, target: str | None = None) -> None:
+    """What became of the run, at the trainer `target` if it was not started for it."""
     before, after = state.before_and_after()
     if after is not None:
         output.console.print(_table(before, after))
+        _print_footnotes(before, after)
     elif before is not None:
         print_evaluation(before)
     print_failure(state)
@@ -29,7 +30,8 @@ def print_summary(state: RunState) -> None:
         if (plot := Path(state.folder) / PLOT_NAME).is_file():
             output.console.print(Text(f"plot        {output.near(plot)}"), soft_wrap=True)
     if state.state in (trainer_pb2.RUN_STATE_STOPPED, trainer_pb2.RUN_STATE_FAILED) and state.checkpoint:
-        output.console.print(f"go on with  {command} train --resume {folder}", soft_wrap=True)
+        where = f" --target {target}" if target else ""
+        output.console.print(f"go on with  {command} train --resume {folder}{where}", soft_wrap=True)
     if state.evaluations or state.step:
         output.console.print(f"see one     {command} view {folder}", soft_wrap=True)
 
@@ -43,22 +45,27 @@ def print_failure(state: RunState) -> None:
 def print_evaluation(evaluation: trainer_pb2.Evaluation) -> None:
     """One evaluation, by domain."""
     table = output.table("domain", ">accuracy", ">tasks")
-    for source, accuracy in sorted(evaluation.accuracy.items()):
-        table.add_row(source, f"[bold]{accuracy:.3f}[/]", str(evaluation.tasks[source]))
+    for source in accuracy.sources(evaluation):
+        table.add_row(source, Text(accuracy.text(evaluation, source), "bold"), accuracy.tasks(evaluation, source))
     output.console.print(table)
+    _print_footnotes(evaluation)
+
+
+def _print_footnotes(*evaluations: trainer_pb2.Evaluation | None) -> None:
+    for line in accuracy.footnotes(*evaluations):
+        output.console.print(Text(line, "yellow"), soft_wrap=True)
 
 
 def _table(before: trainer_pb2.Evaluation | None, after: trainer_pb2.Evaluation) -> Any:
     table = output.table("domain", ">before", ">after", ">gain", ">tasks")
-    for source in sorted(after.accuracy):
-        late = after.accuracy[source]
-        early = before.accuracy[source] if before is not None and source in before.accuracy else None
+    for source in accuracy.sources(before, after):
+        gain = accuracy.gain(before, after, source)
         table.add_row(
             source,
-            "" if early is None else f"{early:.3f}",
-            f"[bold]{late:.3f}[/]",
-            "" if early is None else f"[{'green' if late >= early else 'red'}]{late - early:+.3f}[/]",
-            str(after.tasks[source]),
+            accuracy.text(before, source),
+            Text(accuracy.text(after, source), "bold"),
+            "" if gain is None else Text(f"{gain:+.3f}", "green" if gain >= 0 else "red"),
+            accuracy.tasks(after, source),
         )
     return table
 
@@ -73,8 +80,9 @@ def summary_json(state: RunState) -> dict[str, Any]:
         "folder": state.folder,
         "step": state.step,
         "total_steps": state.total_steps,
-        "before": None if before is None else dict(sorted(before.accuracy.items())),
-        "after": None if after is None else dict(sorted(after.accuracy.items())),
+        "before": None if before is None else accuracy.as_json(before),
+        "after": None if after is None else accuracy.as_json(after),
+        "failures": {"before": accuracy.failures_json(before), "after": accuracy.failures_json(after)},
         "metrics": dict(sorted(state.metrics.items())),
         "checkpoint": state.checkpoint,
     }
@@ -88,8 +96,9 @@ def evaluation_json(state: RunState) -> dict[str, Any]:
         "state": state_name(state.state),
         "error": _error(state),
         "folder": state.folder,
-        "accuracy": dict(sorted(last.accuracy.items())),
+        "accuracy": accuracy.as_json(last),
         "tasks": dict(sorted(last.tasks.items())),
+        "failures": accuracy.failures_json(last),
         "metrics": dict(sorted(last.metrics.items())),
     }
 

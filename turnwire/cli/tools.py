@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from turnwire.cli import launch, output
 from turnwire.cli.services import Services
@@ -51,10 +52,10 @@ async def _start_and_ask(config: str) -> list[tool_pb2.ToolInfo]:
 def _show(tools: list[tool_pb2.ToolInfo]) -> None:
     table = output.table("tool", "health", "what it does", "stops at", "sandbox", ">limit")
     for tool in tools:
-        health = "[green]healthy[/]" if tool.healthy else f"[red]{tool.health_detail or 'not healthy'}[/]"
+        health = Text("healthy", "green") if tool.healthy else Text(tool.health_detail or "not healthy", "red")
         seconds = tool.default_timeout.ToTimedelta().total_seconds()
         table.add_row(
-            f"[bold]{tool.name}[/]",
+            Text(tool.name, "bold"),
             health,
             _first_sentence(tool.description),
             " ".join(tool.stop_strings),

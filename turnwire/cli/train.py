@@ -22,7 +22,7 @@ from turnwire.cli.progress import LiveView, LogView, RunState
 from turnwire.cli.services import Services
 from turnwire.cli.summary import print_summary, summary_json
 from turnwire.client.trainer import TrainerClient
-from turnwire.errors import ConfigError, Problem, TurnwireError
+from turnwire.errors import ConfigError, NotFoundError, Problem, TurnwireError
 from turnwire.v1 import trainer_pb2
 
 EXIT_STOPPED = 130
@@ -63,6 +63,9 @@ def command(
     if resume:
         run_id = Path(resume).name
         folder = Path(resume) if Path(resume).is_dir() else Path(runs_folder or "runs") / resume
+        if launch.config_of_run(folder) is None and not (target and config):
+            elsewhere = "; for one that is only on the trainer's host, name its CONFIG too" if target else ""
+            raise NotFoundError(f"there is no run in {folder}{elsewhere}")
         config, runs_folder = config or str(folder), runs_folder or str(folder.parent)
     if not config:
         raise click.UsageError("which config? As `turnwire train demo`, or `turnwire train my.yaml`.")
@@ -77,7 +80,7 @@ def command(
     if as_json:
         output.print_json(summary_json(state))
     else:
-        print_summary(state)
+        print_summary(state, target)
     sys.exit(exit_code(state))
 
 
@@ -99,6 +102,8 @@ def exit_code(state: RunState) -> int:
 
 def carry_out(job: Job, console: Console) -> RunState:
     """Start the run, show its progress on `console`, and return what became of it. Ctrl-C twice ends the process."""
+    if job.run_id is not None:
+        launch.check_run_id(job.run_id)
     try:
         return asyncio.run(_run(job, console))
     except asyncio.CancelledError:

@@ -6,7 +6,6 @@ Colour is never the only sign: every part has its label, and `--tokens` shows th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -16,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwire.cli import output
-from turnwire.cli.records import Record
+from turnwire.cli.records import Record, Segment, Turn
 
 PROMPT, OBSERVATION, BRIDGE = "#a8a8a8", "bold #5fafff", "#767676"
 _ACTION_STYLES = ((-0.1, "#5fd787"), (-0.7, "#d7d75f"), (-2.3, "#ffaf5f"), (float("-inf"), "bold #ff5f5f"))
@@ -61,7 +60,7 @@ def _head(record: Record) -> RenderableType:
     return Panel(facts, expand=True, border_style="grey42")
 
 
-def _segment(segment: dict[str, Any], record: Record) -> Iterator[RenderableType]:
+def _segment(segment: Segment, record: Record) -> Iterator[RenderableType]:
     prompt = segment["prompt_length"]
     yield _row("prompt", _prompt_text(segment, prompt), "")
     for turn in segment["turns"]:
@@ -72,7 +71,7 @@ def _segment(segment: dict[str, Any], record: Record) -> Iterator[RenderableType
             yield _row(label, _observation(segment, turn), _results(turn))
 
 
-def _turn_line(segment: dict[str, Any], turn: dict[str, Any]) -> RenderableType:
+def _turn_line(segment: Segment, turn: Turn) -> RenderableType:
     start, end = turn["action_start"], turn["action_end"]
     logprobs = segment["logprobs"][start:end]
     versions = sorted({version for first, last, version in segment["weight_versions"] if first < end and last > start})
@@ -86,7 +85,7 @@ def _turn_line(segment: dict[str, Any], turn: dict[str, Any]) -> RenderableType:
     return Padding(text, (1, 0, 0, 1))
 
 
-def _results(turn: dict[str, Any]) -> Text:
+def _results(turn: Turn) -> Text:
     text = Text(style="dim")
     for result in turn["results"]:
         text.append(f"{result['tool']} {_seconds(result['seconds'])}")
@@ -101,11 +100,11 @@ def _results(turn: dict[str, Any]) -> Text:
     return text
 
 
-def _prompt_text(segment: dict[str, Any], end: int) -> Text:
+def _prompt_text(segment: Segment, end: int) -> Text:
     return Text("".join(segment["tokens"][:end]), PROMPT)
 
 
-def _text(segment: dict[str, Any], start: int, end: int) -> Text:
+def _text(segment: Segment, start: int, end: int) -> Text:
     """Action tokens, each coloured by its log-probability."""
     text = Text()
     for position in range(start, end):
@@ -113,7 +112,7 @@ def _text(segment: dict[str, Any], start: int, end: int) -> Text:
     return text
 
 
-def _observation(segment: dict[str, Any], turn: dict[str, Any]) -> Text:
+def _observation(segment: Segment, turn: Turn) -> Text:
     """Observation tokens, with the template's tokens around them dimmed."""
     text = Text("".join(segment["tokens"][turn["action_end"] : turn["observation_end"]]), BRIDGE)
     if turn["observation"] and (place := text.plain.find(turn["observation"])) >= 0:
@@ -152,7 +151,7 @@ def _end(record: Record) -> RenderableType:
     return Group(Rule(style="grey30"), Padding(text, (0, 0, 0, 1)))
 
 
-def _token_table(segment: dict[str, Any]) -> RenderableType:
+def _token_table(segment: Segment) -> RenderableType:
     table = output.table(">at", ">id", "token", "part", ">mask", ">logprob", ">weights")
     parts = ["prompt"] * segment["prompt_length"] + ["observation"] * (
         len(segment["tokens"]) - segment["prompt_length"]

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19turnwire/v1/trainer.proto\x12\x0bturnwire.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"6\n\x0fStartRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_yaml\x18\x02 \x01(\t\"1\n\x10StartRunResponse\x12\x1d\n\x03run\x18\x01 \x01(\x0b\x32\x10.turnwire.v1.Run\"\xdb\x01\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.turnwire.v1.RunState\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x13\n\x0btotal_steps\x18\x04 \x01(\r\x12\x0e\n\x06\x66older\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12.\n\nstarted_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"8\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rfrom_sequence\x18\x02 \x01(\x04\"\xfb\x02\n\x10WatchRunResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x04step\x18\x03 \x01(\x0b\x32\x19.turnwire.v1.StepFinishedH\x00\x12-\n\nevaluation\x18\x04 \x01(\x0b\x32\x17.turnwire.v1.EvaluationH\x00\x12\x32\n\ncheckpoint\x18\x05 \x01(\x0b\x32\x1c.turnwire.v1.CheckpointSavedH\x00\x12-\n\x05state\x18\x06 \x01(\x0b\x32\x1c.turnwire.v1.RunStateChangedH\x00\x12%\n\x06notice\x18\x07 \x01(\x0b\x32\x13.turnwire.v1.NoticeH\x00\x12>\n\x13\x65valuation_progress\x18\x08 \x01(\x0b\x32\x1f.turnwire.v1.EvaluationProgressH\x00\x42\x07\n\x05\x65vent\"\x85\x01\n\x0cStepFinished\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x37\n\x07metrics\x18\x02 \x03(\x0b\x32&.turnwire.v1.StepFinished.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xcc\x02\n\nEvaluation\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x37\n\x08\x61\x63\x63uracy\x18\x02 \x03(\x0b\x32%.turnwire.v1.Evaluation.AccuracyEntry\x12\x31\n\x05tasks\x18\x03 \x03(\x0b\x32\".turnwire.v1.Evaluation.TasksEntry\x12\x35\n\x07metrics\x18\x04 \x03(\x0b\x32$.turnwire.v1.Evaluation.MetricsEntry\x1a/\n\rAccuracyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nTasksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"?\n\x12\x45valuationProgress\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\"-\n\x0f\x43heckpointSaved\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x01(\t\"G\n\x0fRunStateChanged\x12$\n\x05state\x18\x01 \x01(\x0e\x32\x15.turnwire.v1.RunState\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x16\n\x06Notice\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"/\n\x0eGetRunResponse\x12\x1d\n\x03run\x18\x01 \x01(\x0b\x32\x10.turnwire.v1.Run\"\x11\n\x0fListRunsRequest\"2\n\x10ListRunsResponse\x12\x1e\n\x04runs\x18\x01 \x03(\x0b\x32\x10.turnwire.v1.Run\" \n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"0\n\x0fStopRunResponse\x12\x1d\n\x03run\x18\x01 \x01(\x0b\x32\x10.turnwire.v1.Run*\x99\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12RUN_STATE_STARTING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x16\n\x12RUN_STATE_FINISHED\x10\x03\x12\x15\n\x11RUN_STATE_STOPPED\x10\x04\x12\x14\n\x10RUN_STATE_FAILED\x10\x05\x32\xf6\x02\n\x0eTrainerService\x12G\n\x08StartRun\x12\x1c.turnwire.v1.StartRunRequest\x1a\x1d.turnwire.v1.StartRunResponse\x12I\n\x08WatchRun\x12\x1c.turnwire.v1.WatchRunRequest\x1a\x1d.turnwire.v1.WatchRunResponse0\x01\x12\x41\n\x06GetRun\x12\x1a.turnwire.v1.GetRunRequest\x1a\x1b.turnwire.v1.GetRunResponse\x12G\n\x08ListRuns\x12\x1c.turnwire.v1.ListRunsRequest\x1a\x1d.turnwire.v1.ListRunsResponse\x12\x44\n\x07StopRun\x12\x1b.turnwire.v1.StopRunRequest\x1a\x1c.turnwire.v1.StopRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19turnwire/v1/trainer.proto\x12\x0bturnwire.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"6\n\x0fStartRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_yaml\x18\x02 \x01(\t\"1\n\x10StartRunResponse\x12\x1d\n\x03run\x18\x01 \x01(\x0b\x32\x10.turnwire.v1.Run\"\xdb\x01\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.turnwire.v1.RunState\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x13\n\x0btotal_steps\x18\x04 \x01(\r\x12\x0e\n\x06\x66older\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12.\n\nstarted_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"8\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rfrom_sequence\x18\x02 \x01(\x04\"\xfb\x02\n\x10WatchRunResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x04step\x18\x03 \x01(\x0b\x32\x19.turnwire.v1.StepFinishedH\x00\x12-\n\nevaluation\x18\x04 \x01(\x0b\x32\x17.turnwire.v1.EvaluationH\x00\x12\x32\n\ncheckpoint\x18\x05 \x01(\x0b\x32\x1c.turnwire.v1.CheckpointSavedH\x00\x12-\n\x05state\x18\x06 \x01(\x0b\x32\x1c.turnwire.v1.RunStateChangedH\x00\x12%\n\x06notice\x18\x07 \x01(\x0b\x32\x13.turnwire.v1.NoticeH\x00\x12>\n\x13\x65valuation_progress\x18\x08 \x01(\x0b\x32\x1f.turnwire.v1.EvaluationProgressH\x00\x42\x07\n\x05\x65vent\"\x85\x01\n\x0cStepFinished\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x37\n\x07metrics\x18\x02 \x03(\x0b\x32&.turnwire.v1.StepFinished.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd7\x03\n\nEvaluation\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x37\n\x08\x61\x63\x63uracy\x18\x02 \x03(\x0b\x32%.turnwire.v1.Evaluation.AccuracyEntry\x12\x31\n\x05tasks\x18\x03 \x03(\x0b\x32\".turnwire.v1.Evaluation.TasksEntry\x12\x35\n\x07metrics\x18\x04 \x03(\x0b\x32$.turnwire.v1.Evaluation.MetricsEntry\x12\x37\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32%.turnwire.v1.Evaluation.FailuresEntry\x1a/\n\rAccuracyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nTasksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1aP\n\rFailuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12.\n\x05value\x18\x02 \x01(\x0b\x32\x1f.turnwire.v1.EvaluationFailures:\x02\x38\x01\"I\n\x12\x45valuationFailures\x12\x14\n\x0ctrajectories\x18\x01 \x01(\r\x12\r\n\x05tasks\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"?\n\x12\x45valuationProgress\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\"-\n\x0f\x43heckpointSaved\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x01(\t\"G\n\x0fRunStateChanged\x12$\n\x05state\x18\x01 \x01(\x0e\x32\x15.turnwire.v1.RunState\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x16\n\x06Notice\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"/\n\x0eGetRunResponse\x12\x1d\n\x03run\x18\x01 \x01(\x0b\x32\x10.turnwire.v1.Run\"\x11\n\x0fListRunsRequest\"2\n\x10ListRunsResponse\x12\x1e\n\x04runs\x18\x01 \x03(\x0b\x32\x10.turnwire.v1.Run\" \n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"0\n\x0fStopRunResponse\x12\x1d\n\x03run\x18\x01 \x01(\x0b\x32\x10.turnwire.v1.Run*\x99\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12RUN_STATE_STARTING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x16\n\x12RUN_STATE_FINISHED\x10\x03\x12\x15\n\x11RUN_STATE_STOPPED\x10\x04\x12\x14\n\x10RUN_STATE_FAILED\x10\x05\x32\xf6\x02\n\x0eTrainerService\x12G\n\x08StartRun\x12\x1c.turnwire.v1.StartRunRequest\x1a\x1d.turnwire.v1.StartRunResponse\x12I\n\x08WatchRun\x12\x1c.turnwire.v1.WatchRunRequest\x1a\x1d.turnwire.v1.WatchRunResponse0\x01\x12\x41\n\x06GetRun\x12\x1a.turnwire.v1.GetRunRequest\x1a\x1b.turnwire.v1.GetRunResponse\x12G\n\x08ListRuns\x12\x1c.turnwire.v1.ListRunsRequest\x1a\x1d.turnwire.v1.ListRunsResponse\x12\x44\n\x07StopRun\x12\x1b.turnwire.v1.StopRunRequest\x1a\x1c.turnwire.v1.StopRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,8 +40,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVALUATION_TASKSENTRY']._serialized_options = b'8\001'
   _globals['_EVALUATION_METRICSENTRY']._loaded_options = None
   _globals['_EVALUATION_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_RUNSTATE']._serialized_start=1762
-  _globals['_RUNSTATE']._serialized_end=1915
+  _globals['_EVALUATION_FAILURESENTRY']._loaded_options = None
+  _globals['_EVALUATION_FAILURESENTRY']._serialized_options = b'8\001'
+  _globals['_RUNSTATE']._serialized_start=1976
+  _globals['_RUNSTATE']._serialized_end=2129
   _globals['_STARTRUNREQUEST']._serialized_start=75
   _globals['_STARTRUNREQUEST']._serialized_end=129
   _globals['_STARTRUNRESPONSE']._serialized_start=131
@@ -57,33 +59,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STEPFINISHED_METRICSENTRY']._serialized_start=932
   _globals['_STEPFINISHED_METRICSENTRY']._serialized_end=978
   _globals['_EVALUATION']._serialized_start=981
-  _globals['_EVALUATION']._serialized_end=1313
-  _globals['_EVALUATION_ACCURACYENTRY']._serialized_start=1172
-  _globals['_EVALUATION_ACCURACYENTRY']._serialized_end=1219
-  _globals['_EVALUATION_TASKSENTRY']._serialized_start=1221
-  _globals['_EVALUATION_TASKSENTRY']._serialized_end=1265
+  _globals['_EVALUATION']._serialized_end=1452
+  _globals['_EVALUATION_ACCURACYENTRY']._serialized_start=1229
+  _globals['_EVALUATION_ACCURACYENTRY']._serialized_end=1276
+  _globals['_EVALUATION_TASKSENTRY']._serialized_start=1278
+  _globals['_EVALUATION_TASKSENTRY']._serialized_end=1322
   _globals['_EVALUATION_METRICSENTRY']._serialized_start=932
   _globals['_EVALUATION_METRICSENTRY']._serialized_end=978
-  _globals['_EVALUATIONPROGRESS']._serialized_start=1315
-  _globals['_EVALUATIONPROGRESS']._serialized_end=1378
-  _globals['_CHECKPOINTSAVED']._serialized_start=1380
-  _globals['_CHECKPOINTSAVED']._serialized_end=1425
-  _globals['_RUNSTATECHANGED']._serialized_start=1427
-  _globals['_RUNSTATECHANGED']._serialized_end=1498
-  _globals['_NOTICE']._serialized_start=1500
-  _globals['_NOTICE']._serialized_end=1522
-  _globals['_GETRUNREQUEST']._serialized_start=1524
-  _globals['_GETRUNREQUEST']._serialized_end=1555
-  _globals['_GETRUNRESPONSE']._serialized_start=1557
-  _globals['_GETRUNRESPONSE']._serialized_end=1604
-  _globals['_LISTRUNSREQUEST']._serialized_start=1606
-  _globals['_LISTRUNSREQUEST']._serialized_end=1623
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1625
-  _globals['_LISTRUNSRESPONSE']._serialized_end=1675
-  _globals['_STOPRUNREQUEST']._serialized_start=1677
-  _globals['_STOPRUNREQUEST']._serialized_end=1709
-  _globals['_STOPRUNRESPONSE']._serialized_start=1711
-  _globals['_STOPRUNRESPONSE']._serialized_end=1759
-  _globals['_TRAINERSERVICE']._serialized_start=1918
-  _globals['_TRAINERSERVICE']._serialized_end=2292
+  _globals['_EVALUATION_FAILURESENTRY']._serialized_start=1372
+  _globals['_EVALUATION_FAILURESENTRY']._serialized_end=1452
+  _globals['_EVALUATIONFAILURES']._serialized_start=1454
+  _globals['_EVALUATIONFAILURES']._serialized_end=1527
+  _globals['_EVALUATIONPROGRESS']._serialized_start=1529
+  _globals['_EVALUATIONPROGRESS']._serialized_end=1592
+  _globals['_CHECKPOINTSAVED']._serialized_start=1594
+  _globals['_CHECKPOINTSAVED']._serialized_end=1639
+  _globals['_RUNSTATECHANGED']._serialized_start=1641
+  _globals['_RUNSTATECHANGED']._serialized_end=1712
+  _globals['_NOTICE']._serialized_start=1714
+  _globals['_NOTICE']._serialized_end=1736
+  _globals['_GETRUNREQUEST']._serialized_start=1738
+  _globals['_GETRUNREQUEST']._serialized_end=1769
+  _globals['_GETRUNRESPONSE']._serialized_start=1771
+  _globals['_GETRUNRESPONSE']._serialized_end=1818
+  _globals['_LISTRUNSREQUEST']._serialized_start=1820
+  _globals['_LISTRUNSREQUEST']._serialized_end=1837
+  _globals['_LISTRUNSRESPONSE']._serialized_start=1839
+  _globals['_LISTRUNSRESPONSE']._serialized_end=1889
+  _globals['_STOPRUNREQUEST']._serialized_start=1891
+  _globals['_STOPRUNREQUEST']._serialized_end=1923
+  _globals['_STOPRUNRESPONSE']._serialized_start=1925
+  _globals['_STOPRUNRESPONSE']._serialized_end=1973
+  _globals['_TRAINERSERVICE']._serialized_start=2132
+  _globals['_TRAINERSERVICE']._serialized_end=2506
 # @@protoc_insertion_point(module_scope)

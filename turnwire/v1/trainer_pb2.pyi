@@ -51,7 +51,8 @@ class StartRunRequest(google.protobuf.message.Message):
     CONFIG_YAML_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Chosen by the client; names the run's folder. The same id and config again is the same run, so a
-    repeated start is harmless; a run that is not live is resumed from its last checkpoint.
+    repeated start is harmless; a run that is not live is resumed from its last checkpoint. Of its config
+    only what neither tasks nor losses depend on may then differ; what may not is named in the error.
     """
     config_yaml: builtins.str
     """The run's config as YAML, as resolved by the client."""
@@ -278,20 +279,45 @@ class Evaluation(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class FailuresEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        @property
+        def value(self) -> Global___EvaluationFailures: ...
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: Global___EvaluationFailures | None = ...,
+        ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     STEP_FIELD_NUMBER: builtins.int
     ACCURACY_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    FAILURES_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step after which it was made; 0 is before training."""
     @property
     def accuracy(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """Mean reward by data source."""
+        """Mean reward by data source, over the tasks that could be judged. A source without such a task is not in it."""
 
     @property
-    def tasks(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]: ...
+    def tasks(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """How many tasks that is, by data source; 0 for a source without an accuracy."""
+
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
+    @property
+    def failures(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, Global___EvaluationFailures]:
+        """By data source, what failed; only sources of which something did."""
+
     def __init__(
         self,
         *,
@@ -299,10 +325,38 @@ class Evaluation(google.protobuf.message.Message):
         accuracy: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         tasks: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        failures: collections.abc.Mapping[builtins.str, Global___EvaluationFailures] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accuracy", b"accuracy", "metrics", b"metrics", "step", b"step", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accuracy", b"accuracy", "failures", b"failures", "metrics", b"metrics", "step", b"step", "tasks", b"tasks"]) -> None: ...
 
 Global___Evaluation: typing_extensions.TypeAlias = Evaluation
+
+@typing.final
+class EvaluationFailures(google.protobuf.message.Message):
+    """Trajectories of one data source that infrastructure failed, or that could not be judged. They are no zeros: they
+    are not in the accuracy.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRAJECTORIES_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    trajectories: builtins.int
+    tasks: builtins.int
+    """Tasks of which every trajectory failed, so that the accuracy leaves them out."""
+    reason: builtins.str
+    """Why the first of them failed."""
+    def __init__(
+        self,
+        *,
+        trajectories: builtins.int = ...,
+        tasks: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "tasks", b"tasks", "trajectories", b"trajectories"]) -> None: ...
+
+Global___EvaluationFailures: typing_extensions.TypeAlias = EvaluationFailures
 
 @typing.final
 class EvaluationProgress(google.protobuf.message.Message):

@@ -14,4 +14,4 @@ class Letters(Reward):
     def score(self, task: Task, attempt: Attempt) -> Score:
         text = "".join(turn.action for turn in attempt.turns)
         share = sum(letter.islower() for letter in text) / max(1, len(text))
-        return Score(share, {"letters": share, "turns": float(len(attempt.turns))})
+        return Score(share, {"letters": share, "length": float(len(text))})
