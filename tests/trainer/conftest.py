@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-TINY_POLICY = REPOSITORY / "examples" / "tiny_policy" / "model"
+TINY_POLICY = Path(__file__).parents[2] / "examples" / "tiny_policy" / "model"
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import REPOSITORY
-from trainer_harness import attempt, run_config, run_values, task
+from trainer_harness import REPOSITORY, attempt, run_config, run_values, task
 
 from trainer_service.config import RunConfig, check
 from trainer_service.data.dataset import load_sources

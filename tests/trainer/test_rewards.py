@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from trainer_harness import attempt, task
 
+from trainer_service import judging
 from trainer_service.config import RewardConfig
 from trainer_service.data import generators
 from trainer_service.judging import Judge, RewardError
@@ -180,6 +182,14 @@ async def test_a_reward_that_hangs_or_is_not_a_number_is_a_failure(tmp_path: Pat
         await judge(name="slow", folders=folders, timeout_seconds=0.05).score(task(), attempt("x"))
     with pytest.raises(RewardError, match="not a finite number"):
         await judge(name="odd", folders=folders).score(task(), attempt("x"))
+
+
+async def test_a_trajectory_that_waits_until_others_are_judged_is_not_late(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    slow = judge(name="slow", folders=[str(tmp_path)], timeout_seconds=1)
+    count = 4 * judging._THREADS
+    scores = await asyncio.gather(*(slow.score(task(), attempt("x")) for _ in range(count)))
+    assert scores == [Score(1.0)] * count
 
 
 def test_rewards_are_chosen_by_data_source() -> None:

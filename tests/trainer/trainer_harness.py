@@ -18,6 +18,8 @@ from turnwire.config import convert
 from turnwire.tensors import to_tensor
 from turnwire.v1 import common_pb2, rollout_pb2
 
+REPOSITORY = Path(__file__).parents[2]
+
 DEMO = [
     {"kind": "procedural", "generator": "demo", "arguments": {"domain": domain, "split": "train"}, "size": 50}
     for domain in ("python", "sql", "search")
