@@ -3,9 +3,11 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 export PYTHON := $(shell command -v $(PYTHON) || command -v python3)
 PYTEST_ARGS ?=
+IMAGES ?= python sql swe
+DOCKER_BUILD_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format stubs locks bench policy clean
+.PHONY: help setup demo test check format images stubs locks bench policy clean
 
 help: ## Say what there is
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -35,6 +37,12 @@ check: setup ## Lint, format, types, contract, generated stubs, locks
 
 format: ## Format the code
 	@tools=$$(scripts/setup check | tail -n 1); $$tools/ruff check --fix .; $$tools/ruff format .
+
+images: ## Build the images of the docker sandbox backend (IMAGES=python for the default one alone)
+	@set -e; for name in $(IMAGES); do \
+	  printf '== turnwire/sandbox-%s:1\n' "$$name"; \
+	  docker build $(DOCKER_BUILD_ARGS) --tag "turnwire/sandbox-$$name:1" "sandbox_images/$$name"; \
+	done
 
 stubs: ## Generate turnwire/v1 from protos/
 	@tools=$$(scripts/setup check | tail -n 1); scripts/generate_stubs $$tools/python

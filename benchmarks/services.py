@@ -19,6 +19,7 @@ TOOLS = Path(__file__).parent / "tools"
 def services(
     *,
     sandboxes: int = 64,
+    sandbox: SandboxConfig | None = None,
     rollout: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     model: str = MODEL,
@@ -29,7 +30,7 @@ def services(
         tool=ToolServiceConfig(
             tools={"search": {"top_k": 1}},
             plugins=PluginsConfig(directories=(str(TOOLS),)),
-            sandbox=SandboxConfig(pool=PoolConfig(ready=min(16, sandboxes), max=sandboxes)),
+            sandbox=sandbox or SandboxConfig(pool=PoolConfig(ready=min(16, sandboxes), max=sandboxes)),
         ),
         rollout=RolloutServiceConfig(engine=EngineConfig(model=model, **(engine or {})), **(rollout or {})),
         trainer=TrainerServiceConfig(runs_folder=str(folder / "runs")),

@@ -124,12 +124,14 @@ def text_of_parts(parts: Sequence[common_pb2.ContentPart]) -> str:
 
 def shown_text(parts: Sequence[common_pb2.ContentPart]) -> str:
     """An observation's content as a text model is shown it: of an image or video that it cannot see, what it is."""
-    return "".join(part.text if part.WhichOneof("part") == "text" else _media_note(part) for part in parts)
-
-
-def _media_note(part: common_pb2.ContentPart) -> str:
-    media = part.image if part.HasField("image") else part.video
-    return f" ({media.media_type}, {len(media.data)} bytes)"
+    shown = ""
+    for part in parts:
+        if part.WhichOneof("part") == "text":
+            shown += part.text
+        else:
+            media = part.image if part.HasField("image") else part.video
+            shown += f"{' ' if shown else ''}({media.media_type}, {len(media.data)} bytes)"
+    return shown
 
 
 def parse_sampling(message: common_pb2.SamplingParams) -> Sampling:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 import pytest
 
 from tool_service.sandbox import ProcessBackend, SandboxUnavailable
+from tool_service.sandbox.docker_config import DEFAULT_IMAGE, DockerConfig, endpoint_of
+from tool_service.sandbox.docker_engine import Engine
 
 
 def _isolated_sandbox() -> str:
@@ -32,7 +34,37 @@ def _isolated_sandbox() -> str:
     return ""
 
 
-CAPABILITIES: dict[str, Callable[[], str]] = {"isolated-sandbox": _isolated_sandbox}
+def _docker() -> str:
+    """Why there is no engine with the default image; empty if there is. A version of runc that the backend would refuse
+    is accepted here: it is the tests' own code that runs."""
+
+    async def probe() -> None:
+        engine = Engine(endpoint_of(DockerConfig()), creations=1, seconds=10)
+        try:
+            await engine.connect()
+            await engine.call(engine.client.inspect_image, DEFAULT_IMAGE)
+        finally:
+            engine.close()
+
+    try:
+        asyncio.run(probe())
+    except SandboxUnavailable as error:
+        return f"{error} (`make images` builds {DEFAULT_IMAGE})"
+    return ""
+
+
+def _postgres() -> str:
+    """Why there can be no PostgreSQL server in a container; empty if there can."""
+    from postgres_harness import lack as lack_of_server  # noqa: PLC0415 - of tests/tool, whose tests alone need it
+
+    return lack_of_server()
+
+
+CAPABILITIES: dict[str, Callable[[], str]] = {
+    "isolated-sandbox": _isolated_sandbox,
+    "docker": _docker,
+    "postgres": _postgres,
+}
 
 
 @functools.cache

@@ -57,7 +57,7 @@ import msgspec
 from tool_service import parsers
 from tool_service.action import ErrorName, Media, ToolAction, ToolObservation
 from tool_service.parsers import ParserName
-from tool_service.sandbox.base import JSON, Sandbox, TurnResult
+from tool_service.sandbox.base import JSON, Sandbox, Turn, TurnResult
 from turnwire.errors import Problem
 
 Modality = Literal["text", "image", "video"]
@@ -87,7 +87,7 @@ class TextArguments(msgspec.Struct):
 class SandboxAccess(Protocol):
     """The trajectory's sandbox, as a tool sees it."""
 
-    async def run(self, runtime: str, payload: dict[str, JSON], seconds: float, output_bytes: int) -> TurnResult:
+    async def run(self, turn: Turn) -> TurnResult:
         """Run one piece of work; a sandbox that is gone answers with a status, never with an exception."""
 
     async def put_file(self, path: str, data: bytes) -> None:
@@ -113,11 +113,12 @@ class TurnContext(msgspec.Struct):
         """Seconds until the deadline, never below a millisecond."""
         return max(self.deadline - time.monotonic(), 0.001)
 
-    async def run(self, runtime: str, payload: dict[str, JSON]) -> TurnResult:
-        """Run something in the trajectory's sandbox, within what is left of the turn's time."""
+    async def run(self, runtime: str, payload: dict[str, JSON], cpu_seconds: float | None = None) -> TurnResult:
+        """Run something in the trajectory's sandbox, within what is left of the turn's time. `cpu_seconds`: less than
+        the sandbox's own limit."""
         if self.sandbox is None:
             raise RuntimeError("only a tool with needs_sandbox = True has a sandbox")
-        return await self.sandbox.run(runtime, payload, self.remaining(), self.observation_bytes)
+        return await self.sandbox.run(Turn(runtime, payload, self.remaining(), self.observation_bytes, cpu_seconds))
 
 
 class BaseTool(abc.ABC):
@@ -133,8 +134,11 @@ class BaseTool(abc.ABC):
     """For the agent: what it does, what it takes, what it answers."""
     modalities: ClassVar[tuple[Modality, ...]] = ("text",)
     """What its observations may hold."""
-    needs_sandbox: ClassVar[bool] = False
-    """Whether `TurnContext.sandbox` is wanted. A sandbox is taken at the first such call of a trajectory."""
+    needs_sandbox: bool = False
+    """Whether `TurnContext.sandbox` is wanted. A sandbox is taken at the first such call of a trajectory. An instance
+    may say that its trajectory needs none."""
+    grace_seconds: float = 0.0
+    """How long past its deadline a call may take to end what it does outside, before it is cancelled."""
 
     Config: ClassVar[type[ToolConfig]] = ToolConfig
     Context: ClassVar[type[msgspec.Struct]] = NoContext
@@ -198,6 +202,12 @@ class BaseTool(abc.ABC):
 
         Happens again when a trajectory's sandbox was lost and replaced. Raise InvalidRequestError if the context
         turns out to be unusable.
+        """
+
+    async def prepare(self) -> None:
+        """Have ready what a call needs beside a sandbox, as a connection, within a minute. Called before each turn that
+        calls the tool. Raise InvalidRequestError for an unusable context, ExhaustedError or UnavailableError for what
+        is ours: no call of the turn has run then, and it may be sent again.
         """
 
     @abc.abstractmethod

@@ -5,11 +5,13 @@ Every field has a default: an empty file serves the built-in tools on loopback.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tool_service.sandbox.base import SandboxLimits
+from tool_service.sandbox.docker_config import DockerConfig
 from turnwire.errors import ConfigError, Problem
 from turnwire.serving import ServerConfig
 
@@ -40,32 +42,52 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     max: at once, those in use and those kept warm together.
     max_waiting: trajectories that may wait for one; beyond them the answer is RESOURCE_EXHAUSTED at once.
     wait_seconds: how long one waits before its turn is answered RESOURCE_EXHAUSTED. It may be sent again.
+    policy: what becomes of a sandbox whose trajectory is over. `discard`: it is ended, and another made. `recycle`: it
+        is emptied, and serves again once it is verified that nothing is left in it.
     """
 
     ready: Annotated[int, msgspec.Meta(ge=0)] = 4
     max: Count = 512
     max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 1024
     wait_seconds: Seconds = 20.0
+    policy: Literal["discard", "recycle"] = "discard"
 
     def __post_init__(self) -> None:
         if self.ready > self.max:
             raise ValueError(f"ready ({self.ready}) is above max ({self.max})")
 
 
+class ProcessSandboxConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the backend `process`.
+
+    interpreter: path of the Python 3.11+ that runs inside; empty: the one that runs the service.
+    read_only_paths: files and folders of this host that every sandbox shows at the same path, read-only.
+    """
+
+    interpreter: str = ""
+    read_only_paths: tuple[str, ...] = ()
+
+
 class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True):
     """In what the agents' code runs.
 
+    backend: `process`, forks behind namespaces on this machine, or `docker`, containers of an engine.
+    process, docker: settings of the one that is chosen.
     minimum_tier: the service refuses to start where the backend gives less.
-    interpreter: path of the Python 3.11+ that runs inside; empty: the one that runs the service.
-    read_only_paths: files and folders of this host that every sandbox shows at the same path, read-only.
     limits: of each sandbox, all its processes together.
+    owner: under which leftovers are found and removed. Services that share an engine and do not share a host need one
+        each. Empty: the host's name with a mark of its network namespace.
+    sweep_seconds: between two searches for leftovers; there is one at start, too.
     """
 
+    backend: Literal["process", "docker"] = "process"
+    process: ProcessSandboxConfig = ProcessSandboxConfig()
+    docker: DockerConfig = DockerConfig()
     minimum_tier: Literal["isolated", "restricted"] = "isolated"
-    interpreter: str = ""
-    read_only_paths: tuple[str, ...] = ()
     pool: PoolConfig = PoolConfig()
     limits: SandboxLimits = SandboxLimits()
+    owner: str = ""
+    sweep_seconds: Seconds = 60.0
 
 
 class SessionsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,12 +152,24 @@ def check(config: ToolServiceConfig) -> list[Problem]:
     """Everything that is wrong with a config beyond its types. Loads the plugins, as the service would."""
     from tool_service.registry import load_registry  # noqa: PLC0415 - the registry builds on this module
 
-    problems = check_limits(config)
+    problems = [*check_limits(config), *_check_import_paths(config)]
     try:
         load_registry(config)
     except ConfigError as error:
         problems += error.problems
     return problems
+
+
+def _check_import_paths(config: ToolServiceConfig) -> list[Problem]:
+    """Packages of this host that Python code is to import must be shown to it, too."""
+    if config.sandbox.backend != "process":
+        return []  # the folders are the image's own
+    shown = ("/usr", *config.sandbox.process.read_only_paths)
+    return [
+        Problem("tools.python.import_paths", f"{path} is not in sandboxes; add it to sandbox.process.read_only_paths")
+        for path in config.tools.get("python", {}).get("import_paths", ())
+        if not any(Path(path).is_relative_to(folder) for folder in shown)
+    ]
 
 
 def check_limits(config: ToolServiceConfig) -> list[Problem]:

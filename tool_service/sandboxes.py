@@ -1,11 +1,40 @@
-"""The service's supply of sandboxes: the configured backend and its warm pool."""
+"""The service's supply of sandboxes: the configured backend, its warm pool, and the search for leftovers."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+
 from tool_service.config import SandboxConfig
-from tool_service.sandbox import PoolExhausted, ProcessBackend, ProcessConfig, Sandbox, SandboxError, WarmPool
+from tool_service.sandbox import (
+    PoolExhausted,
+    ProcessBackend,
+    ProcessConfig,
+    Sandbox,
+    SandboxBackend,
+    SandboxError,
+    WarmPool,
+)
 from turnwire.errors import ExhaustedError
 from turnwire.v1 import tool_pb2
+
+logger = logging.getLogger(__name__)
+
+
+def backend_of(config: SandboxConfig) -> SandboxBackend:
+    """The configured backend, not started yet. Raises SandboxUnavailable for settings that cannot be."""
+    if config.backend == "docker":
+        from tool_service.sandbox.docker import DockerBackend  # noqa: PLC0415 - its SDK is heavy
+
+        return DockerBackend(config.docker, owner=config.owner)
+    return ProcessBackend(
+        ProcessConfig(
+            minimum_tier=config.minimum_tier,
+            interpreter=config.process.interpreter,
+            read_only_paths=config.process.read_only_paths,
+        )
+    )
 
 
 class Sandboxes:
@@ -13,13 +42,7 @@ class Sandboxes:
 
     def __init__(self, config: SandboxConfig) -> None:
         self._config = config
-        self._backend = ProcessBackend(
-            ProcessConfig(
-                minimum_tier=config.minimum_tier,
-                interpreter=config.interpreter,
-                read_only_paths=config.read_only_paths,
-            )
-        )
+        self._backend = backend_of(config)
         self._pool = WarmPool(
             self._backend,
             size=config.pool.ready,
@@ -27,8 +50,9 @@ class Sandboxes:
             max_total=config.pool.max,
             max_waiting=config.pool.max_waiting,
             wait_seconds=config.pool.wait_seconds,
+            recycle=config.pool.policy == "recycle",
         )
-
+        self._sweeping: asyncio.Task[None] | None = None
         self.started = False
 
     @property
@@ -41,10 +65,20 @@ class Sandboxes:
         await self._backend.start()
         try:
             await self._pool.start()
+            self._sweeping = asyncio.create_task(self._sweep())
             self.started = True
         except BaseException:  # cancelled or failed, the backend that has started must not outlive it
             await self.close()
             raise
+
+    async def _sweep(self) -> None:
+        """Until cancelled. Services of this owner can die while this one lives."""
+        while True:
+            await asyncio.sleep(self._config.sweep_seconds)
+            try:
+                await self._backend.sweep()
+            except SandboxError as error:
+                logger.warning("leftovers could not be looked for: %s", error)
 
     async def take(self) -> Sandbox:
         """A fresh sandbox. Raises ExhaustedError when none is free in time."""
@@ -54,7 +88,7 @@ class Sandboxes:
             raise ExhaustedError(f"sandboxes: {error}", retry_after=error.retry_seconds) from error
 
     async def discard(self, sandbox: Sandbox) -> None:
-        """End a sandbox that was taken; all of it is gone when this returns."""
+        """Give back a sandbox that was taken: nothing of its use is left when this returns."""
         await self._pool.discard(sandbox)
 
     async def health(self) -> str:
@@ -86,5 +120,9 @@ class Sandboxes:
 
     async def close(self) -> None:
         """End every sandbox and the backend."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeping
         await self._pool.close()
         await self._backend.close()

@@ -22,7 +22,7 @@ from tool_service.base import BaseTool, TurnContext
 from tool_service.config import TurnLimits
 from tool_service.parsers import check_arguments, compose
 from tool_service.registry import RegisteredTool
-from tool_service.sandbox.base import GRACE_SECONDS, JSON, Sandbox, SandboxError, Turn, TurnResult
+from tool_service.sandbox.base import GRACE_SECONDS, Sandbox, SandboxError, Turn, TurnResult
 from tool_service.sandboxes import Sandboxes
 from turnwire.config import nearest
 from turnwire.errors import InfraError, TurnwireError
@@ -92,7 +92,7 @@ class ToolSet:
         Raises ExhaustedError when no sandbox could be had, InvalidRequestError when a context turns out to be unusable,
         InfraError when a sandbox could not be prepared; no call of the turn has been executed then.
         """
-        await self._have_sandbox(actions[: limits.calls_per_turn])
+        await self._prepare(actions[: limits.calls_per_turn])
         context = TurnContext(
             self._trajectory_id, turn, time.monotonic() + seconds, limits.observation_bytes, self._access
         )
@@ -137,7 +137,7 @@ class ToolSet:
             return ToolObservation.failed("timeout: the calls before used up the turn's time", "TIMEOUT")
         call = context if end == context.deadline else msgspec.structs.replace(context, deadline=end)
         # A sandbox ends its turn itself and keeps the output so far; only when it does not, the call is cancelled.
-        grace = GRACE_SECONDS + 0.5 if tool.needs_sandbox else 0.0
+        grace = GRACE_SECONDS + 0.5 if tool.needs_sandbox else tool.grace_seconds
         try:
             async with asyncio.timeout_at(end + grace) as scope:
                 observation = _checked(await tool.execute(action, call))
@@ -150,22 +150,29 @@ class ToolSet:
             return _internal(error, action)
         return observation
 
-    async def _have_sandbox(self, actions: Sequence[ToolAction[Any]]) -> None:
-        """Take a sandbox if a call needs one, and let each tool that needs it prepare it once."""
-        for action in actions:
-            if action.error or not self._by_name[action.tool].needs_sandbox:
+    async def _prepare(self, actions: Sequence[ToolAction[Any]]) -> None:
+        """Have ready what the calls need: each tool's own means, and a sandbox, which each that needs it prepares
+        once."""
+        for name in dict.fromkeys(action.tool for action in actions if not action.error):
+            tool = self._by_name[name]
+            try:
+                async with asyncio.timeout(PREPARE_SECONDS):
+                    await tool.prepare()
+            except TimeoutError as error:
+                raise InfraError(f"tool {name} could not be prepared within {PREPARE_SECONDS:g} s") from error
+            if not tool.needs_sandbox:
                 continue
             sandbox = self._access.sandbox
             if sandbox is None:
                 sandbox = self._access.sandbox = await self._sandboxes.take()
-            if action.tool not in self._prepared:
+            if name not in self._prepared:
                 try:
                     async with asyncio.timeout(PREPARE_SECONDS):
-                        await self._by_name[action.tool].prepare_sandbox(sandbox)
+                        await tool.prepare_sandbox(sandbox)
                 except (TimeoutError, SandboxError) as error:
                     await self._drop_sandbox()
-                    raise InfraError(f"a sandbox could not be prepared for tool {action.tool}: {error}") from error
-                self._prepared.add(action.tool)
+                    raise InfraError(f"a sandbox could not be prepared for tool {name}: {error}") from error
+                self._prepared.add(name)
 
     async def _drop_sandbox(self) -> None:
         sandbox, self._access.sandbox = self._access.sandbox, None
@@ -195,9 +202,9 @@ class _Access:
             raise RuntimeError("only a tool with needs_sandbox = True has a sandbox")
         return self.sandbox
 
-    async def run(self, runtime: str, payload: dict[str, JSON], seconds: float, output_bytes: int) -> TurnResult:
+    async def run(self, turn: Turn) -> TurnResult:
         async with self._lock:
-            return await self._taken().run(Turn(runtime, payload, seconds, output_bytes))
+            return await self._taken().run(turn)
 
     async def put_file(self, path: str, data: bytes) -> None:
         async with self._lock:

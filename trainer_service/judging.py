@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 from trainer_service.config import RewardConfig
@@ -11,7 +12,7 @@ from trainer_service.data.task import Task
 from trainer_service.rewards.base import Attempt, Score
 from trainer_service.rewards.registry import Judges
 
-_THREADS = 4
+_THREADS = min(32, max(4, os.cpu_count() or 1))
 
 
 class RewardError(Exception):
@@ -26,6 +27,7 @@ class Judge:
         self._judges = Judges(config)
         self._timeout = config.timeout_seconds
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="reward")
+        self._free = asyncio.Semaphore(_THREADS)
 
     async def connect(self, tool_target: str) -> None:
         """Let rewards that call a tool reach the tool service. Raises TurnwireError where they cannot."""
@@ -36,9 +38,10 @@ class Judge:
         reward = self._judges.of(task.data_source)
         loop = asyncio.get_running_loop()
         try:
-            result = await asyncio.wait_for(
-                loop.run_in_executor(self._threads, reward.score, task, attempt), self._timeout
-            )
+            async with self._free:  # a trajectory that waits for its turn uses up no time
+                result = await asyncio.wait_for(
+                    loop.run_in_executor(self._threads, reward.score, task, attempt), self._timeout
+                )
             score = result if isinstance(result, Score) else Score(float(result))
         except TimeoutError as error:
             raise RewardError(f"reward {reward.name}: no answer in {self._timeout:g} s") from error

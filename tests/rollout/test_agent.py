@@ -87,7 +87,6 @@ async def test_turns_are_appended_as_they_happen(folder: Path) -> None:
         (["<echo>again</echo>"], ["echo"], TAGS, "MAX_TURNS", None),
         (["a b c d e f g h i j k l m n o p q r s t u v w x y z " * 9], ["echo"], TAGS, "MAX_TOKENS", None),
         (["<broken>x</broken>"], ["broken"], TAGS, "INFRA_ERROR", None),
-        (["<picture>x</picture>"], ["picture"], TAGS, "INFRA_ERROR", None),
     ],
 )
 async def test_stop_reasons(
@@ -111,6 +110,13 @@ async def test_mistakes_of_the_agent_are_observations(folder: Path) -> None:
         assert reason(trajectory) == "FINAL_ANSWER"
         assert turns[0].turn.results[0].error == common_pb2.ERROR_KIND_INVALID_ACTION
         assert turns[0].observation_text
+
+
+async def test_an_image_that_a_text_model_cannot_see_is_named(folder: Path) -> None:
+    async with rollouts(folder, script("<picture>x</picture>", "<answer>a</answer>")) as running:
+        turns, trajectory = await running.one(rollout_task("t", "q", ["picture"], answer_tags=TAGS))
+        assert [turn.observation_text for turn in turns] == ["(image/png, 4 bytes)", ""]
+        assert reason(trajectory) == "FINAL_ANSWER"
 
 
 async def test_long_observation_is_cut_and_says_how_long_it_was(folder: Path) -> None:

@@ -159,6 +159,9 @@ async def sql(service: Service, query: str, **context: object) -> tool_pb2.Obser
         ("select 9e999 as inf, x'c3a9' as blob", "inf | blob\ninf | x'c3a9'"),
         ("select 'a\nb' as text", "text\na\\nb"),
         ("update items set price = 5", "(2 rows changed)"),
+        ("with n(i) as (select 3) insert into items select 'Ada', i from n", "(1 row changed)"),
+        (".schema", "items: 2 rows\n  name TEXT\n  price INT"),
+        (".schema items;", "items: 2 rows\n  name TEXT\n  price INT"),
         (
             "with recursive n(i) as (select 1 union all select i+1 from n where i < 7) select i from n",
             "i\n1\n2\n3\n4\n5\n(2 more rows)",
@@ -181,6 +184,8 @@ async def test_sql_answers_a_header_and_rows(service: Service, query: str, text:
         ("selec 1", 'error: near "selec": syntax error'),
         ("attach '/etc/passwd' as a", "error: not authorized"),
         ("select 1; select 2", "error: You can only execute one statement at a time."),
+        (".schema nothing", "error: no such table: nothing"),
+        (".tables", 'error: near ".": syntax error'),
     ],
 )
 async def test_sql_errors_are_a_line(service: Service, query: str, text: str) -> None:
@@ -193,6 +198,26 @@ async def test_sql_data_is_there_for_programs(service: Service) -> None:
     assert list(data["columns"]) == ["name", "price"]
     assert [list(row) for row in data["rows"]] == [["Bamo", 101], ["Kuti", 999]]
     assert data["truncated"] is False
+
+
+async def test_a_schema_tells_keys_views_and_what_is_there_for_programs(service: Service) -> None:
+    script = (
+        "create table a(id integer primary key, n text not null);"
+        "create table b(a_id int references a(id), twice int as (a_id * 2)); create view v as select n from a;"
+    )
+    observation = await service.call("sql", ".schema", {"init_sql": script, "read_only": True})
+    assert text_of(observation) == (
+        "a: 0 rows\n  id INTEGER, primary key\n  n TEXT, not null\n"
+        "b: 0 rows\n  a_id INT, references a(id)\n  twice INT\nv: view\n  n TEXT"
+    )
+    assert [table["name"] for table in observation.data["tables"]] == ["a", "b", "v"]
+
+
+async def test_postgres_without_a_server_is_refused_at_open(service: Service) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await Trajectory(service).open(binding("sql", {"postgres": {}}))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "no tools.sql.postgres" in (caught.value.details() or "")
 
 
 async def test_a_read_only_database_is_not_written(service: Service) -> None:

@@ -41,7 +41,7 @@ def problems_of(config: ToolServiceConfig) -> list[str]:
 
 def test_the_built_in_tools_are_there_by_default() -> None:
     registry = load_registry(ToolServiceConfig())
-    assert [tool.name for tool in registry.list_tools()][:3] == ["python", "search", "sql"]
+    assert [tool.name for tool in registry.list_tools()] == ["bash", "python", "search", "sql", "unit_tests"]
     assert registry.get_tool("python").source.endswith("tools/python_tool.py")
 
 

@@ -21,7 +21,7 @@ from turnwire.config import convert
 from turnwire.v1 import common_pb2, tool_pb2, tool_pb2_grpc
 
 PLUGINS = Path(__file__).parent / "plugins"
-NO_SANDBOX = ("python", "sql")
+NO_SANDBOX = ("bash", "python", "sql", "unit_tests")
 
 
 def config_of(exclude: tuple[str, ...] = NO_SANDBOX, **sections: Any) -> ToolServiceConfig:
@@ -127,7 +127,7 @@ def error_of(observation: tool_pb2.Observation) -> str:
 async def running(config: ToolServiceConfig) -> AsyncIterator[Service]:
     """Serve on a free port. On leaving, nothing of the service may be left in this process."""
     tasks = set(asyncio.all_tasks())
-    children = _children()
+    processes = children()
     server = ToolServer(config)
     address = await server.start()
     channel = grpc.aio.insecure_channel(address)
@@ -137,7 +137,7 @@ async def running(config: ToolServiceConfig) -> AsyncIterator[Service]:
         await channel.close()
         await server.stop(0)
     await eventually(lambda: not {task for task in asyncio.all_tasks() - tasks if "tool_service" in repr(task)})
-    await eventually(lambda: _children() <= children)
+    await eventually(lambda: children() <= processes)
 
 
 @contextlib.asynccontextmanager
@@ -168,11 +168,12 @@ async def _footprint(service: Service) -> dict[str, int]:
         "waiting for a sandbox": sum(pool.waiting for pool in status.pools),
         "tasks": len(asyncio.all_tasks()),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "processes": len(_children()),
+        "processes": len(children()),
     }
 
 
-def _children() -> set[int]:
+def children() -> set[int]:
+    """Processes below this one."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 

@@ -1,6 +1,6 @@
 """One interface, many backends: read this file first, it explains all of them.
 
-A *backend* (`process`, later `docker`, `kubernetes`) makes *sandboxes*; a sandbox runs *turns*, one at a time, and
+A *backend* (`process`, `docker`) makes *sandboxes*; a sandbox runs *turns*, one at a time, and
 keeps state between them: variables of its workers, files of its workspace, background processes. One sandbox serves one
 trajectory and is then thrown away.
 
@@ -11,7 +11,7 @@ Inside every sandbox the same two kinds of standard-library Python run (`inside/
 - one *worker* a runtime (`python`, `sql`, ...), started at its first turn, in which untrusted code runs. Whatever a
   worker says is untrusted: bounded, checked, never unpickled.
 
-Invariants that every backend keeps (tests/tool/sandbox_conformance.py runs the same cases on each):
+Invariants that every backend keeps (hostile/ runs the same cases on each):
 
 1. `run` answers every turn with a `TurnResult` within `turn.timeout` + `GRACE_SECONDS`; it raises only
    `asyncio.CancelledError`, and then the sandbox is dead (and RuntimeError where calls overlap, a bug of the caller).
@@ -65,8 +65,8 @@ class Tier(enum.IntEnum):
     NONE = 0
     """A plain child process. Never chosen by a backend."""
     RESTRICTED = 1
-    """No namespaces: seccomp (no sockets), rlimits, memory watchdog; as root also a uid of its own per sandbox. Files
-    that are readable to everybody on the machine stay readable."""
+    """No namespaces: seccomp (no sockets), Landlock (no files of the machine but the system's own programs), rlimits,
+    memory watchdog; as root also a uid of its own per sandbox."""
     ISOLATED = 2
     """All namespaces, own root by pivot_root, own uid or user namespace, no capabilities, seccomp, limits, watchdog."""
 
@@ -84,9 +84,11 @@ class SandboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 64 * MIB
     """Bytes of one file. Past it writes fail with EFBIG inside. Also the cap of `put_file`."""
     workspace_bytes: Annotated[int, msgspec.Meta(ge=MIB)] = 128 * MIB
-    """Bytes of /workspace, /tmp and /dev/shm together. Past it writes fail with ENOSPC inside."""
+    """Bytes of /workspace, /tmp and /dev/shm together. Past it writes fail with ENOSPC inside. In a container the three
+    are separate mounts, and get five, two and one eighths of it."""
     workspace_inodes: Annotated[int, msgspec.Meta(ge=64)] = 16384
-    """Files and folders in /workspace, /tmp and /dev/shm together. Past it ENOSPC inside."""
+    """Files and folders in /workspace, /tmp and /dev/shm together, shared out as the bytes are. Past it ENOSPC
+    inside."""
     cpu_seconds: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     """CPU seconds that one turn may use, all living processes together. Past it the turn is a TIMEOUT."""
     output_bytes: Annotated[int, msgspec.Meta(ge=1024, le=16 * MIB)] = 256 * 1024
@@ -101,11 +103,21 @@ class SandboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Turn(msgspec.Struct, frozen=True):
     """One piece of work. `payload` is what the runtime documents:
 
-    - `python`: `{"code": str}`. Runs in the namespace of earlier turns; a last expression is shown by `repr`.
+    - `python`: `{"code": str}`. Runs in the namespace of earlier turns; a last expression is shown by `repr`. With
+      `"figures": True` matplotlib's open figures are saved in `outputs`; `"paths"` are added to `sys.path`.
+    - `bash`: `{"script": str}` without NUL. Runs in the shell of earlier turns; stdout and stderr both come as stdout,
+      in order. TOOL_ERROR is an exit code that is not 0.
+
+      The value of `python` and `bash` has, where there are any, `"files"`: `[path, bytes]` of what the turn left in
+      `outputs`.
     - `sql`: `{"script": str}` (several statements, no result: to set a database up) or `{"query": str}` (one statement)
       with `"read_only": bool`, `"max_rows": int`, `"max_cell_bytes": int` where wanted. The database is
       /workspace/database.sqlite3; a query's value is `{"columns", "rows", "truncated", "changes"}`; an error's text is
-      in `TurnResult.detail`.
+      in `TurnResult.detail`. Or `{"schema": str}`, a table's name or empty for all: sql/schema.py has the value.
+    - `tests`: `{"code": str}`, a candidate program, with `"tests"`, Python source, or `"cases"`, a list of
+      `{"call", "args", "kwargs", "returns"}` and `{"stdin", "stdout"}`; also `"module"`, under which tests import the
+      candidate, `"language"` (`python`, or `bash` for programs) and `"test_seconds"`, of each test. The value is
+      `{"passed", "total", "tests": [{"name", "passed", "detail"}]}`.
     """
 
     runtime: str
@@ -114,6 +126,8 @@ class Turn(msgspec.Struct, frozen=True):
     """Wall seconds from the supervisor's receipt of the turn."""
     output_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 1024
     """Bytes kept of stdout, and as many of stderr, so that a flood of one never hides the other. At most the limit."""
+    cpu_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """CPU seconds of all processes together. At most the limit, which also holds where this is not set."""
 
 
 class TurnResult(msgspec.Struct, frozen=True):
@@ -190,6 +204,15 @@ class Sandbox(abc.ABC):
     async def get_file(self, path: str, max_bytes: int) -> bytes:
         """Read a regular file below the workspace. A file larger than `max_bytes` is refused, not cut. Raises as
         `put_file`."""
+
+    @abc.abstractmethod
+    async def ping(self) -> bool:
+        """Whether the supervisor answers, at once. Never raises. A sandbox that does not answer is killed."""
+
+    @abc.abstractmethod
+    async def reset(self) -> str:
+        """Make it as new: no process, no variable, no file, no IPC object is left, and that is verified. Empty when it
+        is so, else why it cannot be vouched for: then kill it. Never raises."""
 
     @abc.abstractmethod
     async def kill(self) -> None:

@@ -1,8 +1,10 @@
-"""A pool of sandboxes that are ready before they are asked for. Each serves one taker and is then thrown away.
+"""A pool of sandboxes that are ready before they are asked for. Each serves one taker, and is then ended; or, where the
+pool recycles, is emptied and, once it is verified that nothing is left in it, serves another.
 
-Invariants: at most `max_total` sandboxes exist (ready, in use, being made); at most `max_waiting` takers wait, each at
-most `wait_seconds`; past either the taker gets `PoolExhausted` with a delay. What was taken is never handed out again.
-A sandbox that died while it was ready is never handed out. The pool comes back to `size` ready by itself.
+Invariants: at most `max_total` sandboxes exist (ready, in use, being made, being ended); at most `max_waiting` takers
+wait, each at most `wait_seconds`; past either the taker gets `PoolExhausted` with a delay. What was taken is handed out
+again only after `Sandbox.reset` has vouched for it. What waited is handed out only if it still answers. The pool comes
+back to `size` ready by itself.
 """
 
 import asyncio
@@ -19,6 +21,9 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_SECONDS = (0.1, 5.0)
 """After a failed creation: first and longest pause."""
+_REFILL_SECONDS = 0.1
+_SURPLUS_SECONDS = 30.0
+"""How long a recycled sandbox beyond the pool's size may go without being needed."""
 
 
 class PoolStats(msgspec.Struct, frozen=True):
@@ -47,8 +52,10 @@ class WarmPool:
         max_waiting: int = 1024,
         wait_seconds: float = 30.0,
         parallel_creations: int = 4,
+        recycle: bool = False,
     ) -> None:
-        """`size`: kept ready. `max_total`: exist at once, at least `size`. `parallel_creations`: made at once."""
+        """`size`: kept ready. `max_total`: exist at once, at least `size`. `parallel_creations`: made at once.
+        `recycle`: whether what is given back may serve again."""
         if not 0 <= size <= max_total or max_total < 1 or parallel_creations < 1:
             raise ValueError(f"a pool needs 0 <= size <= max_total and max_total >= 1, not {size=} and {max_total=}")
         self._backend = backend
@@ -58,7 +65,11 @@ class WarmPool:
         self._max_waiting = max_waiting
         self._wait_seconds = wait_seconds
         self._parallel = parallel_creations
+        self._recycle = recycle
         self._ready: deque[Sandbox] = deque()
+        self._fewest_ready = 0
+        """Since the surplus was last looked at."""
+        self._trimming: asyncio.TimerHandle | None = None
         self._in_use: dict[str, Sandbox] = {}
         self._waiters: deque[asyncio.Future[Sandbox]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,15 +92,20 @@ class WarmPool:
 
     async def take(self) -> Sandbox:
         """A fresh sandbox that is the caller's until `discard`. Raises `PoolExhausted`."""
-        if self._closed:
-            raise PoolExhausted("the pool is closed", self._wait_seconds)
         while self._ready and not self._waiters:
             sandbox = self._ready.popleft()
-            if sandbox.alive:
-                self._in_use[sandbox.id] = sandbox
-                self._refill()
-                return sandbox
-            self._end(sandbox)
+            self._fewest_ready = min(self._fewest_ready, len(self._ready))
+            self._in_use[sandbox.id] = sandbox
+            self._refill_soon()
+            try:
+                if sandbox.alive and await sandbox.ping():
+                    return sandbox
+            except asyncio.CancelledError:
+                self._spawn(self.discard(sandbox))
+                raise
+            self._spawn(self.discard(sandbox))
+        if self._closed:
+            raise PoolExhausted("the pool is closed", self._wait_seconds)
         if len(self._waiters) >= self._max_waiting:
             raise PoolExhausted(f"{len(self._waiters)} are waiting for a sandbox already", self._delay())
         waiter: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
@@ -118,21 +134,47 @@ class WarmPool:
         return min(1.0 + 0.05 * len(self._waiters), 10.0)
 
     async def discard(self, sandbox: Sandbox) -> None:
-        """End a taken sandbox; another is made in its place. Idempotent. Safe to cancel: it ends all the same."""
+        """Give back a taken sandbox: it is ended, and another made in its place, or it is recycled. Idempotent. Safe to
+        cancel: it goes on all the same."""
         if self._in_use.pop(sandbox.id, None) is not None:
-            await asyncio.shield(self._end(sandbox))
+            await asyncio.shield(self._end(sandbox, self._recycle))
 
-    def _end(self, sandbox: Sandbox) -> asyncio.Task[None]:
+    def _end(self, sandbox: Sandbox, recycle: bool = False) -> asyncio.Task[None]:
         self._ending += 1  # from now on, not from the task's first step: it still counts against max_total
-        return self._spawn(self._kill(sandbox))
+        return self._spawn(self._release(sandbox, recycle))
 
-    async def _kill(self, sandbox: Sandbox) -> None:
+    async def _release(self, sandbox: Sandbox, recycle: bool) -> None:
         try:
-            await sandbox.kill()
+            if not (recycle and await self._is_as_new(sandbox)):
+                await sandbox.kill()
+            elif not self._hand_out(sandbox) and self._trimming is None:
+                self._fewest_ready = len(self._ready)
+                self._trimming = asyncio.get_running_loop().call_later(_SURPLUS_SECONDS, self._trim)
         except SandboxError as error:
             log.error("a sandbox did not end: %s", error)  # noqa: TRY400 - the message says it all
         finally:
             self._ending -= 1
+            self._refill()
+
+    async def _is_as_new(self, sandbox: Sandbox) -> bool:
+        why_not = await sandbox.reset() if sandbox.alive else "it is dead"
+        if why_not:
+            log.info("sandbox %s is not used again: %s", sandbox.id, why_not)
+        return not why_not and not self._closed
+
+    def _trim(self) -> None:
+        """End what recycling has gathered beyond `size` and nobody has needed since the last time."""
+        for _ in range(min(self._fewest_ready, len(self._ready)) - self._size):
+            self._end(self._ready.popleft())
+        self._fewest_ready = len(self._ready)
+        surplus = len(self._ready) > self._size
+        self._trimming = asyncio.get_running_loop().call_later(_SURPLUS_SECONDS, self._trim) if surplus else None
+
+    def _refill_soon(self) -> None:
+        """After a take. The taker's first turn comes first: making another costs ten times as much CPU."""
+        if self._ready:
+            asyncio.get_running_loop().call_later(_REFILL_SECONDS, self._refill)
+        else:
             self._refill()
 
     def _refill(self) -> None:
@@ -162,17 +204,19 @@ class WarmPool:
             self._creating -= 1
             self._refill()
 
-    def _hand_out(self, sandbox: Sandbox) -> None:
+    def _hand_out(self, sandbox: Sandbox) -> bool:
+        """To one who waits, or else among the ready. False when there are more of these now than `size`."""
         if self._closed:
             self._end(sandbox)
-            return
+            return True
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 self._in_use[sandbox.id] = sandbox
                 waiter.set_result(sandbox)
-                return
+                return True
         self._ready.append(sandbox)
+        return len(self._ready) <= self._size
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -183,6 +227,8 @@ class WarmPool:
     async def close(self) -> None:
         """End every sandbox, in parallel, and turn waiters away. Idempotent."""
         self._closed = True
+        if self._trimming is not None:
+            self._trimming.cancel()
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(PoolExhausted("the pool is closed", self._wait_seconds))

@@ -9,10 +9,8 @@ address outlives the processes (the restricted tier alone keeps workspaces in a 
 """
 
 import asyncio
-import errno
 import logging
 import os
-import random
 import secrets
 import socket
 from typing import Annotated, Literal
@@ -29,18 +27,21 @@ from tool_service.sandbox.base import (
     TurnStatus,
     check_tier,
 )
-from tool_service.sandbox.process_sandbox import ProcessSandbox, limits_as_dict
+from tool_service.sandbox.facts import seen_from_inside
+from tool_service.sandbox.inside import landlock
 from tool_service.sandbox.scratch import Scratch
+from tool_service.sandbox.supervised import SupervisedSandbox, limits_as_dict
+from tool_service.sandbox.uids import UID_BASE, UID_BLOCKS, Uids
 from tool_service.sandbox.zygote_process import ZygoteProcess, default_interpreter
 
 log = logging.getLogger(__name__)
 
-_UIDS_PER_SERVICE = 4096
 _PARALLEL_CREATIONS = 16
 _HOW_TO_ISOLATE = (
     "Run the service as root, or as a user who may make user namespaces (sysctl user.max_user_namespaces above 0, "
-    "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu) on Linux 5.12 or later; in a container add "
-    "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu) on Linux 5.12 or later. A container of root needs "
+    "--cap-add SYS_ADMIN --cap-add NET_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined; "
+    "one of another user --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
     "--security-opt systempaths=unconfined."
 )
 
@@ -55,10 +56,10 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interpreter: str = ""
     """Path of the Python 3.11+ that runs inside. Empty: the one behind the service's own."""
     read_only_paths: tuple[str, ...] = ()
-    """Host files and folders that every sandbox shows at the same path, read-only (isolated tier)."""
-    uid_base: Annotated[int, msgspec.Meta(ge=10_000, le=2_000_000_000)] = 1_800_000_000
+    """Host files and folders that every sandbox shows at the same path, read-only."""
+    uid_base: Annotated[int, msgspec.Meta(ge=10_000, le=2_000_000_000)] = UID_BASE
     """First of the uids that sandboxes get when the service is root. No account may have one of them."""
-    uid_blocks: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1024
+    uid_blocks: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = UID_BLOCKS
     """Blocks of 4,096 uids from `uid_base` on. Each service of this host holds one block."""
 
 
@@ -74,10 +75,8 @@ class ProcessBackend(SandboxBackend):
         self._zygote: ZygoteProcess | None = None
         self._starting = asyncio.Lock()
         self._creating = asyncio.Semaphore(_PARALLEL_CREATIONS)
-        self._sandboxes: dict[str, ProcessSandbox] = {}
-        self._uid_of: dict[str, int] = {}
-        self._uids_free: list[int] = []
-        self._uid_lock: socket.socket | None = None
+        self._sandboxes: dict[str, SupervisedSandbox] = {}
+        self._uids = Uids(self.config.uid_base, self.config.uid_blocks)
         self._scratch = Scratch()
         self._mode = ""
         self._created = 0
@@ -91,7 +90,8 @@ class ProcessBackend(SandboxBackend):
         for mode in wanted:
             try:
                 self._mode = mode
-                self._prepare_uids()
+                if os.geteuid() == 0:
+                    self._uids.claim()
                 await self._probe()
             except SandboxUnavailable as error:
                 missing += f"{mode}: {error}. "
@@ -108,9 +108,10 @@ class ProcessBackend(SandboxBackend):
             "tier": self.tier.name.lower(),
             "user": self._user_fact(),
             "interpreter": self._interpreter,
+            "landlock": f"version {landlock.ABI}" if landlock.ABI else "not in this kernel",
             "missing": missing,
         }
-        self._leaked_removed += await self.sweep()
+        await self.sweep()
         log.info("sandbox backend process: tier %s", self.tier.name.lower())
 
     def _user_fact(self) -> str:
@@ -125,27 +126,11 @@ class ProcessBackend(SandboxBackend):
     async def _probe(self) -> None:
         """One sandbox, made and ended, proves the whole way."""
         sandbox = await self.create(SandboxLimits())
-        await sandbox.kill()
+        try:
+            self.facts = await seen_from_inside(sandbox)
+        finally:
+            await sandbox.kill()
         self._created = 0
-
-    def _prepare_uids(self) -> None:
-        """Take a block of uids that no other service here holds. The lock is an abstract socket: it dies with us."""
-        if self._uid_lock is not None or os.geteuid() != 0:
-            return
-        for block in random.sample(range(self.config.uid_blocks), min(self.config.uid_blocks, 64)):
-            base = self.config.uid_base + block * _UIDS_PER_SERVICE
-            lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            try:
-                lock.bind(f"\0turnwire-uids-{base}")
-            except OSError as error:
-                lock.close()
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                continue
-            self._uid_lock = lock
-            self._uids_free = list(range(base, base + _UIDS_PER_SERVICE))
-            return
-        raise SandboxUnavailable("every block of uids is held by another service: raise sandbox uid_blocks")
 
     async def _ensure_zygote(self) -> ZygoteProcess:
         async with self._starting:
@@ -172,9 +157,7 @@ class ProcessBackend(SandboxBackend):
 
     def _forget(self, sandbox_id: str, infra: bool) -> None:
         sandbox = self._sandboxes.pop(sandbox_id, None)
-        uid = self._uid_of.pop(sandbox_id, None)
-        if uid is not None:
-            self._uids_free.append(uid)
+        self._uids.give_back(sandbox_id)
         retired = self._scratch.retire(sandbox_id)
         if retired:
             task = asyncio.get_running_loop().create_task(asyncio.to_thread(self._scratch.remove, retired))
@@ -193,10 +176,10 @@ class ProcessBackend(SandboxBackend):
         async with self._creating:
             zygote = await self._ensure_zygote()
             sandbox_id = secrets.token_hex(8)
-            uid = self._take_uid(sandbox_id)
+            uid = self._uids.take(sandbox_id) if os.geteuid() == 0 else os.geteuid()
             workspace = "" if self._mode == "isolated" else self._scratch.make(sandbox_id, uid)
             own_death = TurnStatus.INFRA if self._mode == "isolated" else TurnStatus.SESSION_LOST
-            sandbox = ProcessSandbox(sandbox_id, self._kill, own_death)
+            sandbox = SupervisedSandbox(sandbox_id, self._kill, own_death)
             self._sandboxes[sandbox_id] = sandbox
             ours, theirs = socket.socketpair()
             with theirs:
@@ -214,17 +197,11 @@ class ProcessBackend(SandboxBackend):
             self._created += 1
             return sandbox
 
-    def _take_uid(self, sandbox_id: str) -> int:
-        if os.geteuid() != 0:
-            return os.geteuid()
-        if not self._uids_free:
-            raise SandboxUnavailable(f"{_UIDS_PER_SERVICE} sandboxes exist already: each needs a uid of its own")
-        uid = self._uid_of[sandbox_id] = self._uids_free.pop(0)
-        return uid
-
     async def sweep(self) -> int:
         """Only the restricted tier leaves anything on the host that can outlive a service: workspaces."""
-        return await asyncio.to_thread(self._scratch.sweep)
+        count = await asyncio.to_thread(self._scratch.sweep)
+        self._leaked_removed += count
+        return count
 
     def stats(self) -> BackendStats:
         return BackendStats(self._created, len(self._sandboxes), self._leaked_removed)
@@ -236,6 +213,4 @@ class ProcessBackend(SandboxBackend):
             self._forget(sandbox_id, infra=False)
         await asyncio.gather(*self._cleaning)
         self._scratch.close()
-        if self._uid_lock is not None:
-            self._uid_lock.close()
-            self._uid_lock = None
+        self._uids.close()

@@ -4,10 +4,14 @@ One folder a service, locked while the service lives, one folder a sandbox in it
 services that are dead: those whose lock can be taken.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
+
+from tool_service.sandbox.base import SandboxUnavailable
 
 _PREFIX = "turnwire-sandboxes-"
 
@@ -20,7 +24,15 @@ class Scratch:
         self._lock_fd = -1
 
     def make(self, sandbox_id: str, uid: int) -> str:
-        """A new folder with `work` and `tmp` in it, for `uid` alone."""
+        """A new folder with `work` and `tmp` in it, for `uid` alone. Raises `SandboxUnavailable`."""
+        try:
+            return self._make(sandbox_id, uid)
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"no workspace can be made ({error}): give the service a temporary folder that it can write to (TMPDIR)"
+            ) from error
+
+    def _make(self, sandbox_id: str, uid: int) -> str:
         if not self._root:
             self._root = tempfile.mkdtemp(prefix=_PREFIX)
             os.chmod(self._root, 0o711)  # noqa: S103 - sandboxes of other uids pass through, and cannot list
@@ -45,11 +57,27 @@ class Scratch:
     def remove(self, retired: str) -> None:
         _remove_tree(retired)
 
+    def leftovers(self) -> list[str]:
+        """Folders of sandboxes that dead services of this user left."""
+        with contextlib.closing(self._dead()) as dead:
+            return [f"{path}/{name}" for path in dead for name in sorted(os.listdir(path))]
+
     def sweep(self) -> int:
         """Remove what dead services of this user left; the number of sandboxes' folders removed."""
         count = 0
-        parent = tempfile.gettempdir()
-        for name in os.listdir(parent):
+        with contextlib.closing(self._dead()) as dead:
+            for path in dead:
+                count += len(os.listdir(path))
+                _remove_tree(path)
+        return count
+
+    def _dead(self) -> Generator[str, None, None]:
+        """Folders of dead services of this user, each locked until the next is asked for."""
+        try:
+            parent = tempfile.gettempdir()
+        except FileNotFoundError:
+            return  # a file system that is read-only everywhere: nobody left anything
+        for name in sorted(os.listdir(parent)):
             path = f"{parent}/{name}"
             if not name.startswith(_PREFIX) or path == self._root:
                 continue
@@ -60,13 +88,11 @@ class Scratch:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(fd).st_uid == os.geteuid():
-                    count += len(os.listdir(fd))
-                    _remove_tree(path)
+                    yield path
             except BlockingIOError:
                 continue  # its service lives
             finally:
                 os.close(fd)
-        return count
 
     def close(self) -> None:
         if self._root:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tool_service.action import ErrorName, ToolObservation
+from collections.abc import Mapping
+from typing import Any
+
+from tool_service.action import ErrorName, ToolObservation, cut
 from tool_service.sandbox.base import TurnResult, TurnStatus
 
 RESTARTED = "[the session was restarted: earlier variables are lost]"
@@ -30,6 +33,11 @@ def note_of(result: TurnResult) -> str:
     return notes[result.status]
 
 
+def value_of(result: TurnResult) -> Mapping[str, Any]:
+    """The value of a turn whose runtime gives an object or nothing; what is no object was made up by the program."""
+    return result.value if isinstance(result.value, dict) else {}
+
+
 def data_of(result: TurnResult) -> dict[str, object]:
     """What programs may want to know of a turn; empty when there is nothing to know."""
     data: dict[str, object] = {}
@@ -40,6 +48,35 @@ def data_of(result: TurnResult) -> dict[str, object]:
     if result.restarted:
         data["restarted"] = True
     return data
+
+
+def observation_of(
+    result: TurnResult, limit: int, note: str | None = None, restarted: str = RESTARTED
+) -> ToolObservation:
+    """A turn's result as text: stdout, then stderr, then a note (`note_of` unless given) for an end that neither of
+    them tells of. `restarted` comes first where state was lost.
+
+    What is beyond `limit` bytes is cut from stdout first, so that a flood of prints does not hide the traceback.
+    """
+    stdout = result.stdout.decode("utf-8", "replace").rstrip("\n")
+    stderr = result.stderr.decode("utf-8", "replace").rstrip("\n")
+    tail = "\n".join(part for part in (stderr, note_of(result) if note is None else note) if part)
+    size = max(result.total_bytes, len(stdout.encode()) + len(tail.encode()))
+    truncated = result.truncated or size > limit
+    if truncated:
+        tail, tail_bytes = cut(tail, limit // 2 if stdout else limit)
+        room = max(limit - tail_bytes, limit // 2)
+        if len(result.stdout) > room or result.truncated:
+            stdout, _ = cut(stdout, room, result.total_bytes - len(result.stderr)) if stdout else ("", 0)
+    lines = [restarted] if result.restarted else []
+    return ToolObservation(
+        "\n".join([*lines, *(part for part in (stdout, tail) if part)]),
+        error=error_of(result),
+        detail=result.detail,
+        data=data_of(result) or None,
+        truncated=truncated,
+        full_bytes=size if truncated else None,
+    )
 
 
 def failure_of(result: TurnResult) -> ToolObservation:

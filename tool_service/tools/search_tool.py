@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ import numpy as np
 
 from tool_service.base import BaseTool, ToolAction, ToolConfig, ToolObservation, TurnContext
 from turnwire.errors import ConfigError, InvalidRequestError, Problem
+
+bm25s.logger.setLevel(logging.WARNING)  # at import it sets itself to DEBUG, and makes three records an index
 
 R = TypeVar("R")
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -1,16 +1,27 @@
-"""The `sql` tool: SQLite on a database of the trajectory's own, in the trajectory's sandbox."""
+"""The `sql` tool: a database of the trajectory's own, SQLite in its sandbox or PostgreSQL on a server.
+
+One call takes one statement, in both dialects: the database itself refuses several. `.schema` in place of a statement
+lists tables.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 
 from tool_service.base import BaseTool, ToolAction, ToolConfig, ToolObservation, TurnContext
-from tool_service.sandbox.base import Sandbox, SandboxError, Turn, TurnStatus
-from tool_service.tools.outcome import failure_of
+from tool_service.sandbox.base import JSON, Sandbox, SandboxError, Turn, TurnResult, TurnStatus
+from tool_service.sql import schema
+from tool_service.sql.config import PostgresConfig
+from tool_service.sql.connection import Caps
+from tool_service.sql.database import GRACE_SECONDS, PostgresDatabase
+from tool_service.sql.server import PostgresServer
+from tool_service.tools.outcome import failure_of, value_of
+from turnwire.config import nearest
 from turnwire.errors import InvalidRequestError, Problem
 
 DATABASE = "database.sqlite3"
@@ -24,10 +35,12 @@ class SqlTool(BaseTool):
 
     name = "sql"
     description = (
-        "Runs one SQL statement on the task's SQLite database. Answers with the column names and then one line a row, "
-        "or with the error. Changes stay for later calls unless the database is read-only."
+        "Runs one SQL statement on the task's database. Answers with the column names and then one line a row, or with "
+        "the error. Changes stay for later calls unless the database is read-only. In place of a statement, .schema "
+        "lists the tables with their columns, and .schema NAME one table."
     )
     needs_sandbox = True
+    grace_seconds = GRACE_SECONDS
 
     class Config(ToolConfig, frozen=True):
         """
@@ -37,6 +50,8 @@ class SqlTool(BaseTool):
         shown_rows: rows of one answer that the agent sees.
         max_rows: rows of one answer that programs see (`Observation.data`).
         max_cell_bytes: of one cell, beyond which it is cut.
+        max_result_bytes: of one answer's rows; what is beyond is left out. (SQLite: sandbox.limits.value_bytes.)
+        postgres: the server for contexts that ask for PostgreSQL; none: they are refused.
         """
 
         database_folder: str = ""
@@ -45,55 +60,111 @@ class SqlTool(BaseTool):
         shown_rows: Count = 50
         max_rows: Count = 1000
         max_cell_bytes: Annotated[int, msgspec.Meta(ge=16)] = 1024
+        max_result_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 2**20
+        postgres: PostgresConfig | None = None
+
+    class Postgres(msgspec.Struct, forbid_unknown_fields=True):
+        """A PostgreSQL database in place of SQLite."""
+
+        template: Annotated[
+            str, msgspec.Meta(description="A database of the server's to start from a copy of; none: an empty one.")
+        ] = ""
 
     class Context(msgspec.Struct):
-        """The trajectory's database. Without either field it is empty."""
+        """The trajectory's database. Without any field it is SQLite, and empty."""
 
         init_sql: Annotated[str, msgspec.Meta(description="Statements that build the database.")] = ""
         database: Annotated[
             str, msgspec.Meta(description="A file below the service's database_folder, to start from.")
         ] = ""
         read_only: Annotated[bool, msgspec.Meta(description="Whether the agent may only read.")] = False
+        postgres: SqlTool.Postgres | None = None
 
     class Arguments(msgspec.Struct):
-        query: Annotated[str, msgspec.Meta(description="One SQL statement.")]
+        query: Annotated[str, msgspec.Meta(description="One SQL statement, or .schema.")]
 
     config: Config
+    shared: PostgresServer | None
 
     @classmethod
     def check_config(cls, config: Config) -> list[Problem]:
+        problems = config.postgres.check() if config.postgres else []
         if config.database_folder and not Path(config.database_folder).is_dir():
-            return [Problem("database_folder", f"{config.database_folder} is not a directory")]
-        return []
+            problems.append(Problem("database_folder", f"{config.database_folder} is not a directory"))
+        return problems
 
     @classmethod
     def check_context(cls, config: Config, context: Context) -> None:
-        if context.database:
-            cls._file(config, context.database)
+        if context.postgres is None:
+            if context.database:
+                cls._file(config, context.database)
+        elif context.database:
+            raise _refused("either database, which is SQLite's, or postgres")
+        elif config.postgres is None:
+            raise _refused("postgres is set, but the service has no tools.sql.postgres")
+        elif context.postgres.template and context.postgres.template not in config.postgres.templates:
+            raise _refused(
+                f"template {context.postgres.template[:80]!r} is not one of tools.sql.postgres.templates: "
+                f"{nearest(context.postgres.template[:80], config.postgres.templates)}"
+            )
+
+    @classmethod
+    async def setup(cls, config: Config) -> PostgresServer | None:
+        if config.postgres is None:
+            return None
+        server = PostgresServer(config.postgres)
+        try:
+            await server.start()
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    @classmethod
+    async def health(cls, config: Config, shared: PostgresServer | None) -> str:
+        return await shared.health() if shared else ""
+
+    @classmethod
+    async def teardown(cls, shared: PostgresServer | None) -> None:
+        if shared:
+            await shared.close()
 
     async def reset(self, context: Context) -> None:
+        self.check_context(self.config, context)
         self._context = context
         self._database = self._file(self.config, context.database) if context.database else None
+        self._postgres: PostgresDatabase | None = None
+        if context.postgres is not None and self.shared is not None:
+            self._postgres = PostgresDatabase(
+                self.shared, context.postgres.template, context.init_sql, self.config.init_seconds, context.read_only
+            )
+            self.needs_sandbox = False
+
+    async def prepare(self) -> None:
+        if self._postgres is not None:
+            await self._postgres.ready()
+
+    async def close(self) -> None:
+        if self._postgres is not None:
+            await self._postgres.close()
 
     @staticmethod
     def _file(config: Config, name: str) -> Path:
         """A file below the configured folder, links resolved."""
         if not config.database_folder:
-            raise InvalidRequestError(
-                "context of tool 'sql': database is set, but the service has no tools.sql.database_folder"
-            )
+            raise _refused("database is set, but the service has no tools.sql.database_folder")
         folder = Path(config.database_folder).resolve()
         try:
             file = (folder / name).resolve()
             inside = file.is_relative_to(folder) and file.is_file()
             size = file.stat().st_size if inside else 0
         except (OSError, ValueError) as error:
-            raise InvalidRequestError(f"context of tool 'sql': database {name[:200]!r}: {error}") from error
+            raise _refused(f"database {name[:200]!r}: {error}") from error
         if not inside:
-            raise InvalidRequestError(f"context of tool 'sql': there is no database {name[:200]!r}")
+            raise _refused(f"there is no database {name[:200]!r}")
         if size > config.max_database_bytes:
-            raise InvalidRequestError(
-                f"context of tool 'sql': database {name[:200]!r} has {size} bytes; "
+            raise _refused(
+                f"database {name[:200]!r} has {size} bytes; "
                 f"at most {config.max_database_bytes} are taken (tools.sql.max_database_bytes)"
             )
         return file
@@ -108,33 +179,57 @@ class SqlTool(BaseTool):
         if result.status in (TurnStatus.INFRA, TurnStatus.SESSION_LOST):
             raise SandboxError(f"init_sql: {result.detail}")
         if result.status is not TurnStatus.OK:
-            raise InvalidRequestError(f"context of tool 'sql': init_sql failed: {result.status}: {result.detail}")
+            raise _refused(f"init_sql failed: {result.status}: {result.detail}")
 
     async def execute(self, action: ToolAction[Arguments], turn: TurnContext) -> ToolObservation:
-        result = await turn.run(
-            "sql",
-            {
-                "query": action.arguments.query.strip(),
-                "read_only": self._context.read_only,
-                "max_rows": self.config.max_rows,
-                "max_cell_bytes": self.config.max_cell_bytes,
-            },
-        )
-        if result.status is TurnStatus.OK:
-            return observation_of(cast(dict[str, Any], result.value), self.config.shown_rows)
+        statement = action.arguments.query.strip()
+        table = schema.asked_for(statement)
+        if self._postgres is not None:
+            result = await self._on_server(self._postgres, statement, table, turn.remaining())
+        else:
+            result = await turn.run("sql", self._payload(statement, table))
         if result.status is TurnStatus.TOOL_ERROR:
-            _, _, message = result.detail.partition(": ")  # after the exception's type
-            return ToolObservation.failed(f"error: {message or result.detail}", detail=result.detail)
-        return failure_of(result)
+            message = result.detail if self._postgres else _message(result.detail)
+            return ToolObservation.failed(f"error: {message}", detail=result.detail)
+        if result.status is TurnStatus.SESSION_LOST and self._postgres is not None:
+            return ToolObservation.failed(f"error: {result.detail}; the next call starts afresh", "SESSION_LOST")
+        if result.status is not TurnStatus.OK:
+            return failure_of(result)
+        if table is not None:
+            return schema.describe(value_of(result), table)
+        return observation_of(value_of(result), self.config.shown_rows)
+
+    def _payload(self, statement: str, table: str | None) -> dict[str, JSON]:
+        if table is not None:
+            return {"schema": table}
+        return {
+            "query": statement,
+            "read_only": self._context.read_only,
+            "max_rows": self.config.max_rows,
+            "max_cell_bytes": self.config.max_cell_bytes,
+        }
+
+    async def _on_server(
+        self, database: PostgresDatabase, statement: str, table: str | None, seconds: float
+    ) -> TurnResult:
+        if table is not None:
+            return await database.schema(table, seconds)
+        config = self.config
+        caps = Caps(config.max_rows, config.max_cell_bytes, config.max_result_bytes)
+        return await database.run(statement, seconds, caps, config.shown_rows)
 
 
-def observation_of(table: dict[str, Any], shown_rows: int) -> ToolObservation:
+def _refused(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"context of tool 'sql': {why}")
+
+
+def observation_of(table: Mapping[str, Any], shown_rows: int) -> ToolObservation:
     """A result as text: the header, the rows, and a note of the rows that are not shown."""
     columns, rows = table["columns"], table["rows"]
     if not columns:
         return ToolObservation(f"({_count(table['changes'])} changed)", data={"changes": table["changes"]})
-    lines = [" | ".join(_one_line(column) for column in columns)]
-    lines += [" | ".join(_cell(cell) for cell in row) for row in rows[:shown_rows]]
+    shown = table.get("shown") or [[_cell(cell) for cell in row] for row in rows[:shown_rows]]
+    lines = [" | ".join(map(_one_line, line)) for line in (columns, *shown)]
     hidden = len(rows) - shown_rows
     if not rows and not table["truncated"]:
         lines.append("(0 rows)")
@@ -142,6 +237,11 @@ def observation_of(table: dict[str, Any], shown_rows: int) -> ToolObservation:
         lines.append(f"({'at least ' if table['truncated'] else ''}{max(hidden, 0) + table['truncated']} more rows)")
     data = {"columns": columns, "rows": rows, "truncated": table["truncated"]}
     return ToolObservation("\n".join(lines), data=data)
+
+
+def _message(detail: str) -> str:
+    """A sandbox's error without the exception's type."""
+    return detail.partition(": ")[2] or detail
 
 
 def _count(rows: int) -> str:
@@ -155,10 +255,10 @@ def _cell(value: Any) -> str:
     if isinstance(value, dict):
         if "float" in value:
             return str(value["float"])
-        text = f"x'{value['blob']}'" if "blob" in value else _one_line(value["text"])
+        text = f"x'{value['blob']}'" if "blob" in value else str(value["text"])
         shown = len(value["blob"]) // 2 if "blob" in value else -1
         return text if shown == value["bytes"] else f"{text}... ({value['bytes']} bytes)"
-    return _one_line(str(value))
+    return str(value)
 
 
 def _one_line(text: str) -> str:

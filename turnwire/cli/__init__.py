@@ -16,6 +16,7 @@ _COMMANDS = {
     "eval": "Evaluate a config's policy, or a run's.",
     "check": "Say everything that is wrong with a config, before anything starts.",
     "tools": "Show what tools are registered, and whether they are healthy.",
+    "sandbox": "Check this machine's sandboxes against hostile programs; remove leftovers.",
     "view": "Show the trajectories of a run, turn by turn.",
 }
 

@@ -19,13 +19,6 @@ class Folder:
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._file_bytes = file_bytes
 
-    def bytes_used(self) -> int:
-        """Of the private file system that the workspace is; 0 where it has none of its own (restricted tier)."""
-        info = os.fstatvfs(self._fd)
-        if info.f_files > 1 << 24 or info.f_blocks * info.f_frsize > 1 << 36:
-            return 0
-        return (info.f_blocks - info.f_bfree) * info.f_frsize
-
     def put(self, path: str, data: bytes) -> None:
         """Write `data`, making folders. A link that stays inside is followed, one that leads out is refused."""
         if len(data) > self._file_bytes:

@@ -16,13 +16,16 @@ MAX_BLOB = 1024 * 1024 * 1024
 """Bytes. Files travel in the blob, bounded by SandboxLimits.file_bytes before they get here."""
 
 
+_to_json = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
+
+
 class FrameError(Exception):
     """The stream does not hold a frame: the peer is broken or is not ours."""
 
 
 def encode(header: dict[str, Any], blob: bytes = b"") -> bytes:
     """One frame. ASCII JSON, so that a lone surrogate in a payload survives the trip."""
-    head = json.dumps(header, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    head = _to_json(header).encode("ascii")
     if len(head) > MAX_HEADER or len(blob) > MAX_BLOB:
         raise FrameError(f"a frame of {len(head)} + {len(blob)} bytes is over the cap")
     return LENGTHS.pack(len(head), len(blob)) + head + blob

@@ -10,14 +10,14 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from . import linux
+from . import landlock, linux
 
 WORKSPACE = "/workspace"
 TEMPORARY = "/tmp"  # noqa: S108 - of the sandbox
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the sandbox
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the sandbox
 HOSTNAME = "sandbox"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_ETC_SHOWN = ("/etc/alternatives", "/etc/ld.so.cache")
+_ETC_SHOWN = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts")
 _ETC_WRITTEN = {
     "passwd": "root:x:0:0::/:/usr/sbin/nologin\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n",
     "group": "root:x:0:\nnogroup:x:65534:\n",
@@ -25,6 +25,16 @@ _ETC_WRITTEN = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 _DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = tuple(f"/dev/{name}" for name in _DEVICES)
+WALLS = landlock.Walls(("/",), (WORKSPACE, TEMPORARY, SHARED_MEMORY), ("/dev",), alone=False)
+"""Of a sandbox with a root and namespaces of its own."""
+_ETC_HARMLESS = (
+    *("ld.so.preload", "localtime", "timezone", "nsswitch.conf", "host.conf", "gai.conf", "protocols", "services"),
+    *("mime.types", "magic", "inputrc", "ssl/openssl.cnf", "ssl/certs", "debian_version", "os-release"),
+    *("bash.bashrc", "profile", "gitconfig", "perl", "python3", *(f"python3.{minor}" for minor in range(9, 20))),
+)
+"""What libraries read where it is there, and fail over if they see it and may not."""
+_PROC_HARMLESS = ("cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "filesystems")
 _DEV_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 
 
@@ -38,10 +48,24 @@ def interpreter_paths() -> list[str]:
                 paths.append(fields[5])
     shown: list[str] = []
     for path in paths:
-        inside_shown = any(path == root or path.startswith(root + "/") for root in (*_SYSTEM, *shown))
-        if path != "/" and not inside_shown and os.path.exists(path):
+        if path != "/" and not _is_below(path, (*_SYSTEM, *shown)) and os.path.exists(path):
             shown.append(path)
     return shown
+
+
+def _is_below(path: str, folders: Sequence[str]) -> bool:
+    return any(path == folder or path.startswith(folder + "/") for folder in folders)
+
+
+def readable_paths(extra_paths: Sequence[str]) -> tuple[str, ...]:
+    """What a sandbox without a root of its own may read and execute of the machine's files; of /proc the machine's
+    figures, since Landlock cannot tell the processes of a sandbox from others."""
+    named = (*(f"/etc/{name}" for name in _ETC_HARMLESS), *(f"/proc/{name}" for name in _PROC_HARMLESS))
+    shown: list[str] = []
+    for path in map(os.path.realpath, (*_SYSTEM, *_ETC_SHOWN, *named, *interpreter_paths(), *extra_paths)):
+        if os.path.exists(path) and not _is_below(path, shown):
+            shown.append(path)
+    return tuple(shown)
 
 
 def _bind_read_only(source: str, root: str) -> None:
@@ -74,7 +98,7 @@ def build_root(extra_paths: Sequence[str]) -> None:
     for path in (*_ETC_SHOWN, *interpreter_paths(), *extra_paths):
         if os.path.exists(path) and not os.path.exists(root + path):
             _bind_read_only(path, root)
-    os.makedirs(root + _SHARED_MEMORY, 0o755)
+    os.makedirs(root + SHARED_MEMORY, 0o755)
     for name in _DEVICES:
         with open(f"{root}/dev/{name}", "xb"):
             pass
@@ -113,7 +137,7 @@ def mount_private(uid: int, gid: int, workspace_bytes: int, workspace_inodes: in
     caps = f"size={workspace_bytes},nr_inodes={workspace_inodes + 4},mode=755"  # 4: the folders made here
     flags = linux.MS_NOSUID | linux.MS_NODEV
     linux.mount("workspace", WORKSPACE, "tmpfs", flags, f"{caps},{owner}")
-    for name, target in (("tmp", TEMPORARY), ("shm", _SHARED_MEMORY), ("work", WORKSPACE)):
+    for name, target in (("tmp", TEMPORARY), ("shm", SHARED_MEMORY), ("work", WORKSPACE)):
         folder = f"{WORKSPACE}/{name}"
         os.mkdir(folder, 0o700)
         os.chown(folder, uid, gid)
@@ -125,7 +149,6 @@ def become(uid: int, gid: int, own_uid: bool, user_namespace: bool) -> None:
     """Give up every right. `own_uid`: change to a uid of this sandbox's own (needs root). `user_namespace`: enter one
     that maps nothing but the present uid, so that process counts are this sandbox's own."""
     if own_uid:
-        linux.drop_bounding_set()
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)

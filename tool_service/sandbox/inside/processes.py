@@ -20,10 +20,13 @@ class Scope(enum.Enum):
     DESCENT = "descent"
 
 
+_NAMESPACE, _UID, _DESCENT = Scope  # an attribute of an enum class is slow to look up, and copies pages in a fresh fork
+
+
 def choose_scope(isolated: bool, root: bool) -> Scope:
     if isolated:
-        return Scope.NAMESPACE
-    return Scope.UID if root else Scope.DESCENT
+        return _NAMESPACE
+    return _UID if root else _DESCENT
 
 
 def _all_pids() -> list[int]:
@@ -55,9 +58,9 @@ def members(scope: Scope) -> list[int]:
     """Processes of the sandbox whose supervisor calls, without itself."""
     me = os.getpid()
     pids = [pid for pid in _all_pids() if pid != me]
-    if scope is Scope.NAMESPACE:
+    if scope is _NAMESPACE:
         return pids
-    if scope is Scope.UID:
+    if scope is _UID:
         uid = os.getuid()
         return [pid for pid in pids if _uid(pid) == uid]
     return _descendants(me, pids)
@@ -77,7 +80,7 @@ def _descendants(root: int, pids: list[int]) -> list[int]:
 
 def foreign_tasks(scope: Scope) -> int:
     """Threads of this uid that RLIMIT_NPROC counts although they are not the sandbox's: where it shares a uid."""
-    if scope is not Scope.DESCENT:
+    if scope is not _DESCENT:
         return 0
     uid = os.getuid()
     mine = set(members(scope))
@@ -104,7 +107,7 @@ def strays(supervisors: set[int], uid: int | None) -> list[int]:
 
 def _kill_everyone(scope: Scope) -> None:
     """SIGKILL to all that this process may signal, which must be this sandbox and nothing else."""
-    walled_in = os.getpid() == 1 if scope is Scope.NAMESPACE else os.getuid() != 0
+    walled_in = os.getpid() == 1 if scope is _NAMESPACE else os.getuid() != 0
     if not walled_in:
         raise RuntimeError("refusing kill(-1) outside of a sandbox")
     with contextlib.suppress(ProcessLookupError):
@@ -132,7 +135,7 @@ def end_all(scope: Scope, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     pause = 0.0002
     while True:
-        if scope is Scope.DESCENT:
+        if scope is _DESCENT:
             kill_listed(lambda: members(scope))
         else:
             _kill_everyone(scope)

@@ -6,9 +6,10 @@ makes no sense), and `Session(context)` with `run(body, seconds) -> Reply`, run 
 
 from typing import Any, NamedTuple, Protocol
 
-OK, ERROR, MEMORY, TIMEOUT, EXHAUSTED = range(5)
+OK, ERROR, MEMORY, TIMEOUT, EXHAUSTED, SIGNALED, LOST = range(7)
 """What a worker may say of a turn. It is believed no further than these words: see supervisor.py. `EXHAUSTED` is
-`MEMORY` of a worker that holds so much that it cannot go on, and asks to be ended."""
+`MEMORY` of a worker that holds so much that it cannot go on, and asks to be ended. `SIGNALED` (with the signal for an
+exit code) and `LOST` are of a program that the worker runs, and that ended; the worker itself goes on."""
 
 NO_EXIT_CODE = -1
 
@@ -17,7 +18,12 @@ class Reply(NamedTuple):
     tag: int
     exit_code: int = NO_EXIT_CODE
     body: bytes = b""
-    """`OK`: the value as JSON, or empty. Otherwise a line of text for people, UTF-8."""
+    """`OK`: the value as JSON, or empty. Otherwise what `failure` makes."""
+
+
+def failure(text: str, value: bytes = b"") -> bytes:
+    """The body of any other answer: a line for people, and the value as JSON where there is one."""
+    return text.replace("\0", "").encode("utf-8", "replace")[:2000] + (b"\0" + value if value else b"")
 
 
 class Context(NamedTuple):

@@ -2,14 +2,17 @@
 
 Single-threaded and driven by poll. Requests (frames, see frames.py) come one at a time:
 
-    {"op": "turn", "runtime", "payload", "timeout", "output_bytes"}  ->  {"status", ...}, blob = stdout + stderr
+    {"op": "turn", "runtime", "payload", "timeout", "cpu_seconds", "output_bytes"}
+                                                                     ->  {"status", ...}, blob = stdout + stderr
     {"op": "put", "path"} + blob                                     ->  {"error"?}
     {"op": "get", "path", "max_bytes"}                               ->  {"error"?}, blob = the file
+    {"op": "reset"}                                                  ->  {"error"?}: as new, or why it cannot be
+    {"op": "ping"}                                                   ->  {}
 
 It exits when the socket closes, and with it, as first process of the PID namespace, everything in the sandbox.
 
-What a worker says can at worst cost its own session: an answer is a length, the number of the present turn, one of four
-words and a bounded body. Anything else, and anything out of turn, ends all processes of the sandbox as SESSION_LOST.
+What a worker says can at worst cost its own session: an answer is a length, the number of the present turn, one of a
+few words and a bounded body. All else, and anything out of turn, ends all processes of the sandbox as SESSION_LOST.
 All workers die together (a *generation*), so that no process of a killed turn can be left behind.
 """
 
@@ -18,18 +21,38 @@ import contextlib
 import errno
 import importlib
 import json
+import math
 import os
 import select
 import signal
 import time
 from typing import Any, NamedTuple
 
-from . import files, frames, processes, runtimes, worker
+from . import (
+    cgroup,
+    files,
+    frames,
+    landlock,
+    linux,
+    processes,
+    runtimes,
+    spaces,
+    worker,
+    worker_bash,
+    worker_python,
+    worker_sql,
+    worker_tests,
+)
 from .outlet import Outlet
 
-_RUNTIME_MODULES = {"python": "worker_python", "sql": "worker_sql"}
+_RUNTIMES: dict[str, runtimes.Runtime] = {
+    "bash": worker_bash,
+    "python": worker_python,
+    "sql": worker_sql,
+    "tests": worker_tests,
+}
 _COMMON_MODULES = (
-    *("asyncio", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions"),
+    *("bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions"),
     *("functools", "hashlib", "heapq", "io", "itertools", "math", "operator", "random", "re", "statistics", "string"),
     *("subprocess", "textwrap", "threading", "typing", "unicodedata"),
 )
@@ -40,12 +63,15 @@ _WATCH_SECONDS = 0.05
 _IDLE_WATCH_SECONDS = (1.0, 16.0)
 """The same between turns: first, and at most after looks at which nothing had moved."""
 _REAP_SECONDS = 1.0
+_OOM_KILL = "the kernel killed a process of the sandbox for its memory"
 _STATUS_OF_TAG = {
     runtimes.OK: "OK",
     runtimes.ERROR: "TOOL_ERROR",
     runtimes.MEMORY: "MEMORY",
     runtimes.TIMEOUT: "TIMEOUT",
     runtimes.EXHAUSTED: "MEMORY",
+    runtimes.SIGNALED: "SIGNALED",
+    runtimes.LOST: "SESSION_LOST",
 }
 
 
@@ -55,18 +81,29 @@ def report_failure(fd: int, reason: str) -> None:
         os.write(fd, frames.encode({"failed": reason}))
 
 
-def runtime_module(name: str) -> Any:
-    return importlib.import_module(f".{_RUNTIME_MODULES[name]}", __package__)
-
-
 def warm_up() -> None:
-    """Import what turns commonly need, once, before any fork."""
-    for name in _RUNTIME_MODULES:
-        runtime_module(name)
+    """Do what every sandbox needs and none changes, once, before any fork: each page that a fork need not write to is a
+    page that is not copied. Imports what turns commonly need."""
     for name in _COMMON_MODULES:
         importlib.import_module(name)
     for encoding in ("ascii", "latin-1", "utf-8-sig", "idna"):
         codecs.lookup(encoding)
+    worker.own_streams()
+
+
+def set_environment(workspace: str, temporary: str) -> None:
+    """All that programs see of an environment. Before the supervisor, which hands it on."""
+    os.environ.clear()
+    os.environ.update(
+        PATH="/usr/local/bin:/usr/bin:/bin",
+        HOME=workspace,
+        TMPDIR=temporary,
+        LANG="C.UTF-8",
+        USER="sandbox",
+        TZ="UTC",
+        XDG_CACHE_HOME=f"{temporary}/cache",  # both are below HOME else, where they would be the program's own files
+        XDG_CONFIG_HOME=f"{temporary}/config",
+    )
 
 
 class Worker(NamedTuple):
@@ -98,13 +135,23 @@ class Supervisor:
     """See the module's docstring. `limits` are the fields of SandboxLimits."""
 
     def __init__(
-        self, control_fd: int, limits: dict[str, Any], workspace: str, temporary: str, scope: processes.Scope
+        self,
+        control_fd: int,
+        limits: dict[str, Any],
+        walls: landlock.Walls,
+        scope: processes.Scope,
+        answer_fd: int | None = None,
     ) -> None:
+        """`walls`: what programs may touch. `answer_fd`: where control is a pair of pipes and not a socket."""
+        workspace = walls.writable[0]
         self.control_fd = control_fd
+        self.answer_fd = control_fd if answer_fd is None else answer_fd
         self.limits = limits
+        self.walls = landlock.Ruleset(walls)
         self.scope = scope
         self.context = runtimes.Context(workspace, limits["value_bytes"])
         self.folder = files.Folder(workspace, limits["file_bytes"])
+        self.spaces = spaces.Spaces(walls.writable)
         self.decoder = frames.Decoder()
         self.stdout, self.stderr = Outlet(), Outlet()
         self.workers: dict[str, Worker] = {}
@@ -114,33 +161,30 @@ class Supervisor:
         """Wait statuses of reaped workers."""
         self.turn_number = 0
         self.cpu_seen: dict[int, float] = {}
+        self.cpu_total = 0.0
+        """Seconds that were seen to be used, in all turns and between them."""
+        self.idle_cpu_end = math.inf
+        """What `cpu_total` may be before the next turn."""
+        self.stuck = False
+        """Something does not die. Once the turn is answered the supervisor ends, and the kernel ends the rest."""
+        self.cgroup = cgroup.find()
         self.answer = bytearray()
-        os.environ.clear()
-        os.environ.update(
-            PATH="/usr/local/bin:/usr/bin:/bin",
-            HOME=workspace,
-            TMPDIR=temporary,
-            LANG="C.UTF-8",
-            USER="sandbox",
-            TZ="UTC",
-        )
         self.wake_fd, wake_write = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(wake_write, False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # the one signal with a handler of Python's: programs could send it
+        linux.set_handler(signal.SIGCHLD, lambda number, frame: None)
+        # The one signal with a handler of Python's: programs could send it.
+        linux.set_handler(signal.SIGINT, linux.SIG_IGN)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self.poll = select.poll()
         for fd in (control_fd, self.wake_fd, self.stdout.read_fd, self.stderr.read_fd):
             self.poll.register(fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Until the service closes the socket."""
+        """Until the service closes the connection, or the sandbox cannot be used any more."""
         self.send({"ready": True})
         wait, longest = _IDLE_WATCH_SECONDS
-        while True:
+        while not self.stuck:
             ready = self.wait(wait if self.workers else None)
             if self.control_fd in ready:
                 if not self.receive():
@@ -149,7 +193,7 @@ class Supervisor:
                     self.handle(json.loads(frame[0]), frame[1])
                 wait = _IDLE_WATCH_SECONDS[0]
             self.drain()
-            if self.workers and (self.idle_trouble() or (not ready and self.over_memory())):
+            if self.workers and (self.idle_trouble() or (not ready and self.over_budget())):
                 self.end_generation()
             if not ready:
                 wait = min(wait * 2, longest)
@@ -174,7 +218,7 @@ class Supervisor:
     def send(self, header: dict[str, Any], blob: bytes = b"") -> None:
         view = memoryview(frames.encode(header, blob))
         while view:
-            view = view[os.write(self.control_fd, view) :]
+            view = view[os.write(self.answer_fd, view) :]
 
     def reap(self) -> None:
         mine = {w.pid for w in self.workers.values()}
@@ -195,10 +239,28 @@ class Supervisor:
             elif request["op"] == "put":
                 self.folder.put(request["path"], blob)
                 self.send({})
-            else:
+            elif request["op"] == "get":
                 self.send({}, self.folder.get(request["path"], request["max_bytes"]))
+            else:
+                self.send({"error": self.reset()} if request["op"] == "reset" else {})
         except files.Refused as error:
             self.send({"error": str(error)})
+
+    def reset(self) -> str:
+        """Make the sandbox as it was before its first turn; why that cannot be had, empty if it is so."""
+        if self.scope is not processes.Scope.NAMESPACE:
+            return "without a PID namespace nobody can tell that nothing is left"
+        self.end_generation()
+        try:
+            self.spaces.wipe()
+            left = self.spaces.leftovers()
+        except OSError as error:
+            return f"the folders resist: {error}"
+        self.used.clear()
+        self.cpu_seen.clear()
+        for outlet in (self.stdout, self.stderr):
+            outlet.take()
+        return "processes" if processes.members(self.scope) else left
 
     def turn(self, request: dict[str, Any]) -> None:
         begun = time.monotonic()
@@ -213,9 +275,11 @@ class Supervisor:
             self.used.discard(runtime)
             pid, cpu_begun = one.pid, processes.cpu_used(one.pid)
             self.cpu_seen[pid] = cpu_begun
-            outcome = self.await_answer(one, body, begun, request["timeout"])
+            cpu_seconds = min(request["cpu_seconds"] or math.inf, self.limits["cpu_seconds"])
+            outcome = self.await_answer(one, body, begun, request["timeout"], cpu_seconds)
         else:
             outcome = one
+        self.idle_cpu_end = self.cpu_total + self.limits["cpu_seconds"]
         cpu = processes.cpu_used(pid) if runtime in self.workers else self.cpu_seen.get(pid, 0.0)
         stdout, out_total = self.stdout.take()
         stderr, err_total = self.stderr.take()
@@ -235,10 +299,10 @@ class Supervisor:
 
     def prepare(self, runtime: str, payload: dict[str, Any]) -> tuple["Worker | Outcome", bytes]:
         """The runtime's worker, started if need be, and what to tell it; or why there is none."""
-        if runtime not in _RUNTIME_MODULES:
-            return Outcome("INFRA", f"no runtime {runtime!r} here; there are: {', '.join(_RUNTIME_MODULES)}"), b""
+        if runtime not in _RUNTIMES:
+            return Outcome("INFRA", f"no runtime {runtime!r} here; there are: {', '.join(_RUNTIMES)}"), b""
         try:
-            body = runtime_module(runtime).encode(payload)
+            body = _RUNTIMES[runtime].encode(payload)
         except ValueError as error:
             return Outcome("INFRA", str(error)), b""
         try:
@@ -249,12 +313,13 @@ class Supervisor:
     def start_worker(self, runtime: str) -> Worker:
         command_read, command_write = os.pipe()
         answer_read, answer_write = os.pipe()
-        pid = os.fork()
+        pid = linux.fork()
         if pid == 0:
             worker.start(
-                runtime_module(runtime),
+                _RUNTIMES[runtime],
                 self.context,
                 {**self.limits, "processes": self.limits["processes"] + processes.foreign_tasks(self.scope)},
+                self.walls,
                 (command_read, answer_write, self.stdout.write_fd, self.stderr.write_fd),
             )
         os.close(command_read)
@@ -265,13 +330,15 @@ class Supervisor:
         self.poll.register(answer_read, select.POLLIN)
         return started
 
-    def await_answer(self, one: Worker, body: bytes, begun: float, timeout: float) -> Outcome:
+    def await_answer(self, one: Worker, body: bytes, begun: float, timeout: float, cpu_seconds: float) -> Outcome:
         """Feed the command, drain output, watch clocks, until the turn has an outcome. A killed turn's processes are
         all gone when this returns."""
         command = memoryview(worker.COMMAND.pack(len(body), self.turn_number, timeout) + body)
         deadline = begun + timeout
         look = begun + _WATCH_SECONDS
-        cpu_left = [self.limits["cpu_seconds"]]
+        if self.cgroup is not None:
+            self.cpu_total = self.cgroup.cpu_seconds()
+        cpu_end = self.cpu_total + cpu_seconds
         self.answer.clear()
         while True:
             if command:
@@ -290,7 +357,9 @@ class Supervisor:
                 outcome = Outcome("TIMEOUT", f"killed after {timeout:g} s")
             if outcome is None and now >= look:
                 look = now + _WATCH_SECONDS
-                outcome = self.watch(cpu_left)
+                outcome = self.watch()
+                if outcome is None and self.cpu_total > cpu_end:
+                    outcome = Outcome("TIMEOUT", f"killed after {cpu_seconds:g} s of CPU time")
             if outcome is not None:
                 self.end_generation()
                 return outcome
@@ -318,6 +387,8 @@ class Supervisor:
         if one.pid in self.dead and one.answer_fd not in ready:
             status = self.dead[one.pid]
             self.drain()
+            if self.cgroup is not None and self.cgroup.has_killed():
+                return Outcome("MEMORY", _OOM_KILL)
             return _outcome_of_death(os.waitstatus_to_exitcode(status))
         return None
 
@@ -340,28 +411,40 @@ class Supervisor:
         code = None if exit_code == runtimes.NO_EXIT_CODE else exit_code
         if tag == runtimes.OK:
             return Outcome("OK", exit_code=code, value=body, ends=False)
-        text = body[:2000].decode("utf-8", "replace")
-        return Outcome(_STATUS_OF_TAG[tag], text, exit_code=code, ends=tag == runtimes.EXHAUSTED)
+        text, _, value = body.partition(b"\0")
+        status, detail = _STATUS_OF_TAG[tag], text[:2000].decode("utf-8", "replace")
+        if tag == runtimes.SIGNALED:
+            return Outcome(status, detail, signal=exit_code, value=value, ends=False)
+        return Outcome(status, detail, exit_code=code, value=value, ends=tag == runtimes.EXHAUSTED)
 
     def drain(self) -> None:
         self.stdout.drain(_DRAIN_BYTES)
         self.stderr.drain(_DRAIN_BYTES)
 
-    def memory_used(self, pids: list[int]) -> int:
-        return processes.memory_used(pids, self.limits["memory_bytes"]) + self.folder.bytes_used()
-
-    def watch(self, cpu_left: list[float]) -> Outcome | None:
+    def watch(self) -> Outcome | None:
         """Memory of all processes, and CPU that they used since the last look."""
-        pids = processes.members(self.scope)
-        used = self.memory_used(pids)
-        if used > self.limits["memory_bytes"]:
-            return Outcome("MEMORY", f"the processes used {used >> 20} MiB of {self.limits['memory_bytes'] >> 20} MiB")
-        seen = {pid: processes.cpu_used(pid) for pid in pids}
-        cpu_left[0] -= sum(max(0.0, cpu - self.cpu_seen.get(pid, 0.0)) for pid, cpu in seen.items())
-        self.cpu_seen = seen
-        if cpu_left[0] < 0:
-            return Outcome("TIMEOUT", f"killed after {self.limits['cpu_seconds']:g} s of CPU time")
+        if self.cgroup is not None and self.cgroup.has_killed():
+            return Outcome("MEMORY", _OOM_KILL)
+        used, limit = self.look(), self.limits["memory_bytes"]
+        if used > limit:
+            return Outcome("MEMORY", f"the processes used {used >> 20} MiB of {limit >> 20} MiB")
         return None
+
+    def look(self) -> int:
+        """Bring `cpu_total` up to now; the bytes of memory and folders that are used, or, where it is within the limit
+        already, a figure that includes more."""
+        limit: int = self.limits["memory_bytes"]
+        if self.cgroup is not None:
+            self.cpu_total = self.cgroup.cpu_seconds()
+            total = self.cgroup.memory_bytes()
+            if total <= limit:
+                return total
+        pids = processes.members(self.scope)
+        if self.cgroup is None:
+            seen = {pid: processes.cpu_used(pid) for pid in pids}
+            self.cpu_total += sum(max(0.0, cpu - self.cpu_seen.get(pid, 0.0)) for pid, cpu in seen.items())
+            self.cpu_seen = seen
+        return processes.memory_used(pids, limit) + self.spaces.bytes_used()
 
     def idle_trouble(self) -> bool:
         """Between turns: a flood, a dead worker, or an answer that nobody asked for."""
@@ -372,16 +455,16 @@ class Supervisor:
         answers = {one.answer_fd for one in self.workers.values()}
         return not answers.isdisjoint(fd for fd, _ in self.poll.poll(0))
 
-    def over_memory(self) -> bool:
-        limit: int = self.limits["memory_bytes"]
-        return self.memory_used(processes.members(self.scope)) > limit
+    def over_budget(self) -> bool:
+        """Between turns: what is left running uses too much memory, or as much CPU as a whole turn may."""
+        over_memory: bool = self.look() > self.limits["memory_bytes"]
+        return over_memory or self.cpu_total > self.idle_cpu_end
 
     def end_generation(self) -> None:
         """Kill every process but this one; the next turn of each runtime starts afresh."""
         for one in self.workers.values():
             self.cpu_seen[one.pid] = processes.cpu_used(one.pid) or self.cpu_seen.get(one.pid, 0.0)
-        if not processes.end_all(self.scope, _REAP_SECONDS):
-            os._exit(1)  # something cannot die: the kernel takes the whole namespace down instead
+        self.stuck = not processes.end_all(self.scope, _REAP_SECONDS)
         self.used.update(self.workers)
         for one in self.workers.values():
             with contextlib.suppress(KeyError):  # at its end already

@@ -9,6 +9,7 @@ import fcntl
 import gc
 import io
 import os
+import random
 import resource
 import signal
 import struct
@@ -16,34 +17,37 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import linux, runtimes
+from . import landlock, linux, runtimes
 
 COMMAND = struct.Struct("=IId")  # body length, turn number, seconds
 ANSWER = struct.Struct("=IIBi")  # body length, turn number, tag, exit code
 _FIRST_PRIVATE_FD = 20
+_ALL_SIGNALS = [int(number) for number in signal.valid_signals()]
 
 
 def start(
     runtime: Any,
     context: runtimes.Context,
     limits: dict[str, Any],
+    walls: landlock.Ruleset,
     pipes: tuple[int, int, int, int],
 ) -> NoReturn:
-    """In the fork: arrange descriptors, lower limits, serve until the pipe ends. Never returns. `pipes`: the ends to
-    read commands from, write answers to, and write stdout and stderr to."""
+    """In the fork: arrange descriptors, lower limits, go behind the walls, serve until the pipe ends. Never returns.
+    `pipes`: the ends to read commands from, write answers to, and write stdout and stderr to."""
     try:
         command_fd, answer_fd, stdout_fd, stderr_fd = pipes
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        linux.set_handler(signal.SIGCHLD, linux.SIG_DFL)
+        linux.set_handler(signal.SIGINT, signal.default_int_handler)
+        random.seed()
         os.setsid()
         os.dup2(stdout_fd, 1)
         os.dup2(stderr_fd, 2)
-        _move_high(command_fd, answer_fd)
         linux.set_dumpable(True)  # its own /proc entries are its own again; the supervisor's stay closed
         linux.die_with_parent()
-        if linux.landlock_abi() >= linux.SIGNAL_SCOPE_ABI:
-            linux.confine_signals()  # matters where no pid namespace does it: the supervisor is out of reach
+        _go_first_when_memory_ends()
+        walls.confine()
+        _move_high(command_fd, answer_fd)
         _lower_limits(limits)
         gc.enable()
         session = runtime.Session(context)
@@ -62,6 +66,13 @@ def _move_high(command_fd: int, answer_fd: int) -> None:
     os.dup2(spare_answer, _FIRST_PRIVATE_FD + 1, inheritable=False)
     os.closerange(3, _FIRST_PRIVATE_FD)
     linux.close_from(_FIRST_PRIVATE_FD + 2)
+
+
+def _go_first_when_memory_ends() -> None:
+    """Of all the machine's processes: the kernel's choice, should it come to that."""
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(fd, b"1000")
+    os.close(fd)
 
 
 def _lower_limits(limits: dict[str, Any]) -> None:
@@ -84,16 +95,16 @@ def _lower_limits(limits: dict[str, Any]) -> None:
         _, hard = resource.getrlimit(kind)
         value = int(limit) if hard == resource.RLIM_INFINITY else min(int(limit), hard)
         resource.setrlimit(kind, (value, value))
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")  # should the machine run out of memory, this goes first
+    if "niceness" in limits:
+        os.nice(limits["niceness"])
 
 
 def _serve(session: runtimes.Session) -> None:
     """Until the pipe ends. Signals are blocked outside of the program's own time, so that a handler of its own that
     raises cannot tear a command or an answer in two."""
     write, getpid, leave = os.write, os.getpid, os._exit
-    mask, block, restore = signal.pthread_sigmask, signal.SIG_BLOCK, signal.SIG_SETMASK
-    everything = signal.valid_signals()
+    mask, block, restore = linux.mask_signals, signal.SIG_BLOCK, signal.SIG_SETMASK
+    everything = _ALL_SIGNALS
     pack, reply_type, error_tag = ANSWER.pack, runtimes.Reply, runtimes.ERROR
     receive = _receive
     me = getpid()
@@ -141,7 +152,7 @@ def _receive(
 
 
 def own_streams() -> None:
-    """Text streams that write through, so that nothing is lost when the process is killed."""
+    """Text streams on whatever 1 and 2 will be, that write through: nothing is lost when the process is killed."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         raw = io.FileIO(fd, "w", closefd=False)
         stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)

@@ -1,8 +1,13 @@
-"""Runtime `python`: a namespace that lives as long as the sandbox; the last expression of a turn is shown by `repr`."""
+"""Runtime `python`: a namespace that lives as long as the sandbox; the last expression of a turn is shown by `repr`.
+
+Figures of matplotlib that are open when a turn ends are saved as `outputs/figure_N.png` and closed. The value is
+`{"files": what the turn left in `outputs` (see outputs.py)}`, or none.
+"""
 
 import ast
 import builtins
 import contextlib
+import json
 import linecache
 import os
 import sys
@@ -10,11 +15,12 @@ import traceback
 import types
 from typing import Any
 
-from . import runtimes, worker
+from . import outputs, runtimes
 
 _TURN_FILE = "<turn "
 _SOURCES_KEPT = 64
 _TRACEBACK_FRAMES = 30
+_BETWEEN = "\x1f"
 _HEADROOM = 16 << 20
 """Bytes that must be free after a MemoryError for the session to go on."""
 
@@ -23,14 +29,14 @@ def encode(payload: dict[str, Any]) -> bytes:
     code = payload.get("code")
     if not isinstance(code, str):
         raise ValueError("the python runtime takes a payload of {'code': str}")  # noqa: TRY004 - as any bad payload
-    return code.encode("utf-8", "surrogatepass")
+    options = ["figures" if payload.get("figures") else "", *payload.get("paths", ())]
+    return f"{_BETWEEN.join(options)}\n{code}".encode("utf-8", "surrogatepass")
 
 
 class Session:
     """Holds the program's namespace, and references to what it needs itself, since the program may patch anything."""
 
     def __init__(self, context: runtimes.Context) -> None:
-        worker.own_streams()
         main = types.ModuleType("__main__")
         self._main = main
         self._namespace = main.__dict__
@@ -44,9 +50,29 @@ class Session:
         self._files: list[str] = []
         self._write = os.write
         self._cache = linecache.cache
+        self._outputs = outputs.Outputs(context)
+        self._folder = f"{context.workspace}/{outputs.FOLDER}"
+        self._figures = 0
+        """Numbers of figures used."""
 
     def run(self, body: bytes, seconds: float) -> runtimes.Reply:
-        source = body.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
+        head, _, source = body.decode("utf-8", "surrogatepass").partition("\n")
+        source = source.removeprefix("\ufeff")
+        figures, *paths = head.split(_BETWEEN)
+        for path in paths:
+            if path not in sys.path:
+                sys.path.append(path)
+        self._outputs.begin()
+        reply = self._turn_of(source)
+        if figures:
+            reply = self._save_figures(reply)
+        files = self._outputs.changed()
+        value = _dumps({"files": files}).encode("ascii") if files else b""
+        if reply.tag == runtimes.OK:
+            return reply._replace(body=value)
+        return reply._replace(body=reply.body + (b"\0" + value if value else b""))
+
+    def _turn_of(self, source: str) -> runtimes.Reply:
         self._turn += 1
         name = f"{_TURN_FILE}{self._turn}>"
         self._remember(name, source)
@@ -87,6 +113,29 @@ class Session:
             return runtimes.Reply(runtimes.EXHAUSTED, body=b"MemoryError; the variables alone fill the memory")
         return runtimes.Reply(runtimes.MEMORY, body=b"MemoryError")
 
+    def _save_figures(self, reply: runtimes.Reply) -> runtimes.Reply:
+        """What the turn drew. A figure that cannot be drawn is the program's error."""
+        pyplot: Any = sys.modules.get("matplotlib.pyplot")
+        if pyplot is None:
+            return reply
+        try:
+            for number in pyplot.get_fignums():
+                os.makedirs(self._folder, exist_ok=True)
+                pyplot.figure(number).savefig(self._next_figure(), format="png")
+        except BaseException as error:  # noqa: BLE001 - whatever the program drew, or patched
+            self._show(error)
+            reply = _failed(error) if reply.tag == runtimes.OK else reply
+        with contextlib.suppress(BaseException):
+            pyplot.close("all")
+        return reply
+
+    def _next_figure(self) -> str:
+        while True:
+            self._figures += 1
+            path = f"{self._folder}/figure_{self._figures}.png"
+            if not os.path.lexists(path):
+                return path
+
     def _remember(self, name: str, source: str) -> None:
         """Let tracebacks show source lines; only of the last turns, so that memory stays bounded."""
         self._cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -113,6 +162,7 @@ class Session:
 
 
 _exec, _eval, _compile_code, _parse = exec, eval, compile, ast.parse
+_dumps = json.dumps
 
 
 def _compile(source: str, name: str) -> tuple[Any, Any]:
@@ -125,7 +175,7 @@ def _compile(source: str, name: str) -> tuple[Any, Any]:
 
 
 def _failed(error: BaseException) -> runtimes.Reply:
-    return runtimes.Reply(runtimes.ERROR, body=type(error).__name__.encode("utf-8", "replace")[:200])
+    return runtimes.Reply(runtimes.ERROR, body=runtimes.failure(type(error).__name__[:200]))
 
 
 def _exit_reply(code: object) -> runtimes.Reply:

@@ -2,13 +2,14 @@
 
 The authorizer is an allow-list: what is not named is "not authorized". The progress handler is the soft deadline; it
 does not fire inside one long opcode, so the supervisor's kill is the hard one. One statement a query, several in a
-script. A transaction that a query leaves open stays open for the session's next one, and is rolled back when the
-worker dies.
+script; a schema lists tables, without a statement. A transaction that a query leaves open stays open for the session's
+next one, and is rolled back when the worker dies.
 """
 
 import json
 import math
 import sqlite3
+import sys
 import time
 from typing import Any
 
@@ -88,15 +89,19 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 _DEFAULTS = {"read_only": False, "max_rows": 1000, "max_cell_bytes": 4096}
+_WORK = frozenset({"script", "query", "schema"})
+_MOST_TABLES = 200
+_MOST_COUNTED = 1001
+"""Rows of a table beyond which a schema does not count."""
 
 
 def encode(payload: dict[str, Any]) -> bytes:
-    kinds = {"script": str, "query": str, "read_only": bool, "max_rows": int, "max_cell_bytes": int}
+    kinds = {"script": str, "query": str, "schema": str, "read_only": bool, "max_rows": int, "max_cell_bytes": int}
     for key, value in payload.items():
         if key not in kinds or not isinstance(value, kinds[key]):
             raise ValueError(f"the sql runtime does not take {key}={type(value).__name__}")
-    if ("script" in payload) == ("query" in payload):
-        raise ValueError("the sql runtime takes either 'script' or 'query'")
+    if len(_WORK & payload.keys()) != 1:
+        raise ValueError("the sql runtime takes one of 'script', 'query' and 'schema'")
     return json.dumps(payload).encode("ascii")
 
 
@@ -118,6 +123,8 @@ class Session:
             connection.text_factory = lambda data: data.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.execute("PRAGMA temp_store=MEMORY")
+            if sys.version_info >= (3, 12):
+                connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
             connection.set_authorizer(self._authorize)
             connection.set_progress_handler(self._out_of_time, _STEPS_PER_CHECK)
             self._connection = connection
@@ -153,6 +160,8 @@ class Session:
             if "script" in payload:
                 connection.executescript(payload["script"])
                 return runtimes.Reply(runtimes.OK)
+            if "schema" in payload:
+                return runtimes.Reply(runtimes.OK, body=self._schema(connection, payload["schema"]))
             return runtimes.Reply(runtimes.OK, body=self._query(connection, payload))
         except MemoryError:
             return runtimes.Reply(runtimes.MEMORY, body=b"MemoryError")
@@ -166,12 +175,15 @@ class Session:
 
     def _query(self, connection: sqlite3.Connection, payload: dict[str, Any]) -> bytes:
         """The value as JSON: columns, rows (capped by number and bytes), whether rows were left out, rows changed."""
+        before = connection.total_changes
         cursor = connection.execute(payload["query"])
         try:
             columns = [str(column[0])[:1000] for column in cursor.description or ()]
             rows: list[str] = []
             truncated = False
             room = self._value_bytes - len(json.dumps(columns)) - 200
+            if room < 0:
+                raise sqlite3.DataError("the names of the columns are too long together")
             for row in cursor:
                 text = json.dumps([_cell(value, payload["max_cell_bytes"]) for value in row])
                 room -= len(text) + 1
@@ -179,10 +191,65 @@ class Session:
                     truncated = True
                     break
                 rows.append(text)
-            head = {"columns": columns, "truncated": truncated, "changes": max(cursor.rowcount, 0)}
+            changes = max(cursor.rowcount, 0)
         finally:
             cursor.close()
+        behind_with = payload["query"].lstrip()[:4].lower() == "with"  # where Python's module counts no changes
+        if behind_with and not columns and connection.total_changes > before:
+            (changes,) = connection.execute("SELECT changes()").fetchone()
+        head = {"columns": columns, "truncated": truncated, "changes": changes}
         return f'{json.dumps(head)[:-1]}, "rows": [{",".join(rows)}]}}'.encode("ascii")
+
+    def _schema(self, connection: sqlite3.Connection, name: str) -> bytes:
+        """The value as JSON: `tables`, those of a name or all, and whether some were left out (see sql/schema.py)."""
+        wanted = [
+            (table, kind)
+            for schema, table, kind, *_ in connection.execute("PRAGMA table_list").fetchall()
+            if schema in ("main", "temp")
+            and kind != "shadow"
+            and not table.startswith("sqlite_")
+            and name.lower() in ("", table.lower())
+        ]
+        tables: list[str] = []
+        room = self._value_bytes - 200
+        for table, kind in sorted(wanted)[:_MOST_TABLES]:
+            text = json.dumps(self._table(connection, table, kind))
+            room -= len(text) + 1
+            if room < 0:
+                break
+            tables.append(text)
+        truncated = json.dumps(len(tables) < len(wanted))
+        return f'{{"truncated": {truncated}, "tables": [{",".join(tables)}]}}'.encode("ascii")
+
+    def _table(self, connection: sqlite3.Connection, name: str, kind: str) -> dict[str, Any]:
+        quoted = '"' + name.replace('"', '""') + '"'
+        rows = None
+        if kind == "table":
+            (rows,) = connection.execute(
+                f"SELECT count(*) FROM (SELECT 1 FROM {quoted} LIMIT {_MOST_COUNTED})"  # noqa: S608 - quoted
+            ).fetchone()
+        references = {
+            source: f"{table}({target})" if target else str(table)
+            for _, _, table, source, target, *_ in connection.execute(f"PRAGMA foreign_key_list({quoted})")
+        }
+        try:
+            found = connection.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
+        except sqlite3.Error:  # a view on what is not there any more
+            if self._out_of_time():
+                raise
+            found = []
+        columns = [
+            {
+                "name": column[:1000],
+                "type": str(type_name)[:1000],
+                "not_null": bool(not_null),
+                "primary_key": bool(key),
+                "references": references.get(column, ""),
+            }
+            for _, column, type_name, not_null, _, key, hidden in found
+            if hidden != 1
+        ]
+        return {"name": name[:1000], "kind": kind, "rows": rows, "columns": columns}
 
 
 def _cell(value: Any, most: int) -> Any:

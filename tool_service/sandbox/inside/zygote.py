@@ -24,7 +24,7 @@ import sys
 import time
 from typing import Any
 
-from . import jail, linux, processes, seccomp, supervisor
+from . import jail, landlock, linux, metadata, processes, seccomp, supervisor
 
 MESSAGE_BYTES = 65536
 _CONTROL_FD = 3
@@ -33,11 +33,12 @@ _CONTROL_FD = 3
 class Zygote:
     """Forks sandboxes, kills them, reports when they are gone. `main` says what surrounds it."""
 
-    def __init__(self, control: socket.socket, mode: str, root: bool) -> None:
+    def __init__(self, control: socket.socket, mode: str, root: bool, extra_paths: list[str]) -> None:
         self.control = control
         self.isolated = mode == "isolated"
         self.root = root
-        self.filter = seccomp.build(network=self.isolated)
+        self.filter = seccomp.Filter(seccomp.build(linux.MACHINE, self.isolated))
+        self.readable = jail.readable_paths(extra_paths)
         self.children: dict[int, tuple[str, int]] = {}
         """pid of a supervisor not yet reaped: (sandbox id, uid)."""
         self.own_pid_namespace = -1
@@ -45,7 +46,7 @@ class Zygote:
             self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
         else:
             linux.become_subreaper()
-            if not root and linux.landlock_abi() < linux.SIGNAL_SCOPE_ABI:
+            if not root and landlock.ABI < landlock.SIGNAL_SCOPE_ABI:
                 raise PermissionError(
                     "without root a sandbox has the service's uid, and without Landlock's signal scope (Linux 6.12) it "
                     "could kill the service"
@@ -91,7 +92,7 @@ class Zygote:
             if self.isolated:
                 linux.unshare(linux.CLONE_NEWPID)
             try:
-                pid = os.fork()
+                pid = linux.fork()
                 if pid == 0:
                     self.child(message, stream_fd)
             finally:
@@ -112,22 +113,25 @@ class Zygote:
             os.dup2(stream_fd, _CONTROL_FD)
             linux.close_from(_CONTROL_FD + 1)
             uid = message["uid"]
+            gid = uid if self.root else os.getgid()  # an ordinary user can be no other group than its own
             limits = message["limits"]
             if self.isolated:
                 jail.enter_namespaces()
-                jail.mount_private(uid, uid, limits["workspace_bytes"], limits["workspace_inodes"])
-                workspace = jail.WORKSPACE
-                temporary = jail.TEMPORARY
+                jail.mount_private(uid, gid, limits["workspace_bytes"], limits["workspace_inodes"])
+                walls = jail.WALLS
             else:
                 linux.become_subreaper()
-                workspace = message["workspace"] + "/work"
-                temporary = message["workspace"] + jail.TEMPORARY
+                workspace, temporary = message["workspace"] + "/work", message["workspace"] + jail.TEMPORARY
+                walls = landlock.Walls(self.readable, (workspace, temporary), jail.DEVICES, alone=True)
+                supervisor.set_environment(workspace, temporary)
                 os.chdir(workspace)
-            jail.become(uid, uid, own_uid=self.root, user_namespace=self.isolated and not self.root)
-            seccomp.install(self.filter)
+            jail.become(uid, gid, own_uid=self.root, user_namespace=self.isolated and not self.root)
+            if walls.alone and not self.root:
+                metadata.guard(walls.writable)
+            self.filter.install()
             os.stat(os.__file__)  # the new uid must be able to read the interpreter's library
             scope = processes.choose_scope(self.isolated, self.root)
-            supervisor.Supervisor(_CONTROL_FD, limits, workspace, temporary, scope).serve()
+            supervisor.Supervisor(_CONTROL_FD, limits, walls, scope).serve()
             code = 0
         except BaseException as error:  # noqa: BLE001 - all of it is told to the service, then the process ends
             supervisor.report_failure(_CONTROL_FD, f"{type(error).__name__}: {error}")
@@ -176,6 +180,15 @@ class Zygote:
             self.control.send(json.dumps(event).encode())
 
 
+def check_root() -> None:
+    """Refuse a root that is none."""
+    if ~linux.effective_capabilities() & linux.CAPS_OF_ROOT:
+        raise PermissionError(
+            "running as root without one of CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID: run the "
+            "service with them, or as an ordinary user"
+        )
+
+
 def enter_isolation(extra_paths: list[str], root: bool) -> None:
     """Namespaces and root of the zygote itself. Returns in a new first process; the caller's process only waits."""
     if root and not linux.effective_capabilities() & linux.CAP_SYS_ADMIN:
@@ -203,9 +216,14 @@ def main(fd: int) -> None:
     del sys.path[0]  # where this code lies, which no sandbox sees
     try:
         root = os.geteuid() == 0
+        if root:
+            check_root()
         if mode == "isolated":
             enter_isolation(start["extra_paths"], root)
-        zygote = Zygote(control, mode, root)
+            supervisor.set_environment(jail.WORKSPACE, jail.TEMPORARY)
+        if root:
+            linux.drop_bounding_set()  # here, once for all sandboxes: it only bounds what an exec can gain
+        zygote = Zygote(control, mode, root, start["extra_paths"])
         gc.collect()
         gc.freeze()
         gc.disable()

@@ -1,8 +1,8 @@
-"""One sandbox of the process backend, seen from the service: a stream socket to its supervisor."""
+"""One sandbox, seen from the service: a byte stream to its supervisor, whatever carries it."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import msgspec
@@ -21,9 +21,11 @@ from tool_service.sandbox.base import (
 )
 from tool_service.sandbox.inside import frames
 
-_READY_SECONDS = 15.0
+_READY_SECONDS = 30.0
 _FILE_SECONDS = 60.0
-_GONE_SECONDS = 10.0
+_GONE_SECONDS = 30.0
+_PING_SECONDS = 1.0
+_RESET_SECONDS = 10.0
 
 
 class _Answer(msgspec.Struct):
@@ -57,13 +59,21 @@ def _too_late(future: asyncio.Future[tuple[_Answer, bytes]]) -> None:
         future.set_exception(_TooLate())
 
 
-class ProcessSandbox(Sandbox, asyncio.Protocol):
-    """`request_kill(id)` asks the zygote; `gone` must be called when it reports that nothing is left. `own_death` is
-    the status of a turn whose sandbox died by itself: where a program cannot reach its supervisor it is our failure."""
+class SupervisedSandbox(Sandbox, asyncio.Protocol):
+    """`request_kill(id)` asks the backend, which must call `gone` when nothing is left. `own_death` is
+    the status of a turn whose sandbox died by itself: where a program cannot reach its supervisor it is our failure.
+    `why_silent(id)` says what, other than a program, keeps a supervisor from answering; empty if nothing does."""
 
-    def __init__(self, sandbox_id: str, request_kill: Callable[[str], None], own_death: TurnStatus) -> None:
+    def __init__(
+        self,
+        sandbox_id: str,
+        request_kill: Callable[[str], None],
+        own_death: TurnStatus,
+        why_silent: Callable[[str], Awaitable[str]] | None = None,
+    ) -> None:
         self.id = sandbox_id
         self._request_kill = request_kill
+        self._why_silent = why_silent
         self._own_death = own_death
         self._decoder = frames.Decoder()
         self._transport: asyncio.Transport | None = None
@@ -71,6 +81,7 @@ class ProcessSandbox(Sandbox, asyncio.Protocol):
         self._lost = False
         self._kill_asked = False
         self._infra = False
+        self._why_not_gone = ""
         self._gone = asyncio.Event()
 
     # asyncio.Protocol
@@ -103,9 +114,11 @@ class ProcessSandbox(Sandbox, asyncio.Protocol):
     def alive(self) -> bool:
         return not self._lost and not self._kill_asked
 
-    def gone(self, infra: bool) -> None:
-        """Nothing of it is left. `infra`: the backend died, not just this sandbox."""
+    def gone(self, infra: bool, why_not: str = "") -> None:
+        """Nothing of it is left; or, with `why_not`, nobody can tell for now. `infra`: the backend died, not just this
+        sandbox."""
         self._infra = self._infra or infra
+        self._why_not_gone = why_not
         self._drop()
         self._gone.set()
 
@@ -128,6 +141,8 @@ class ProcessSandbox(Sandbox, asyncio.Protocol):
             await asyncio.wait_for(self._gone.wait(), _GONE_SECONDS)
         except TimeoutError as error:
             raise SandboxError(f"sandbox {self.id} is not gone after {_GONE_SECONDS:g} s") from error
+        if self._why_not_gone:
+            raise SandboxError(f"sandbox {self.id} may not be gone: {self._why_not_gone}")
 
     async def wait_ready(self) -> None:
         """Until the supervisor says so. Raises `SandboxUnavailable`."""
@@ -169,6 +184,7 @@ class ProcessSandbox(Sandbox, asyncio.Protocol):
             "runtime": turn.runtime,
             "payload": turn.payload,
             "timeout": turn.timeout,
+            "cpu_seconds": turn.cpu_seconds,
             "output_bytes": turn.output_bytes,
         }
         try:
@@ -176,10 +192,14 @@ class ProcessSandbox(Sandbox, asyncio.Protocol):
         except (frames.FrameError, TypeError, ValueError) as error:
             return TurnResult(TurnStatus.INFRA, detail=f"the turn cannot be sent: {error}")
         except _TooLate:
+            wall = time.monotonic() - begun
+            why = await self._why_silent(self.id) if self._why_silent else ""
             self._abort()
+            if why:
+                return TurnResult(TurnStatus.INFRA, wall_seconds=wall, detail=why)
             return TurnResult(
                 TurnStatus.TIMEOUT,
-                wall_seconds=time.monotonic() - begun,
+                wall_seconds=wall,
                 detail="the supervisor did not answer in time; the whole sandbox was killed",
             )
         except _Lost:
@@ -221,6 +241,22 @@ class ProcessSandbox(Sandbox, asyncio.Protocol):
 
     async def get_file(self, path: str, max_bytes: int) -> bytes:
         return await self._file({"op": "get", "path": path, "max_bytes": max_bytes}, b"")
+
+    async def ping(self) -> bool:
+        try:
+            await self._ask({"op": "ping"}, b"", _PING_SECONDS)
+        except (_Lost, _TooLate):
+            self._abort()
+            return False
+        return True
+
+    async def reset(self) -> str:
+        try:
+            answer, _ = await self._ask({"op": "reset"}, b"", _RESET_SECONDS)
+        except (_Lost, _TooLate):
+            self._abort()
+            return "the sandbox is gone"
+        return answer.error
 
     async def _file(self, header: dict[str, Any], data: bytes) -> bytes:
         try:

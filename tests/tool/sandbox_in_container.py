@@ -1,0 +1,35 @@
+"""Runs the hostile suite on the process backend where it stands, without pytest, and prints what it saw as JSON.
+
+test_sandbox_container.py starts it inside a default container: `python3 sandbox_in_container.py`, with the repository
+and an environment's packages on PYTHONPATH.
+"""
+
+import asyncio
+import sys
+
+import msgspec
+
+from tool_service.sandbox import ProcessBackend, ProcessConfig, SandboxUnavailable
+from tool_service.sandbox.hostile import CASES, examine
+
+
+async def refusal() -> str:
+    """What the backend says here to a configuration that asks for nothing."""
+    backend = ProcessBackend()
+    try:
+        await backend.start()
+    except SandboxUnavailable as error:
+        return str(error)
+    finally:
+        await backend.close()
+    return ""
+
+
+async def observe() -> bytes:
+    refused = await refusal()
+    report = await examine(lambda: ProcessBackend(ProcessConfig(minimum_tier="restricted")), CASES)
+    return msgspec.json.encode({"refusal": refused, "report": report})
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(asyncio.run(observe()))

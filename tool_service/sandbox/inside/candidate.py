@@ -1,0 +1,211 @@
+"""The code under test as the tests have it: its process, its module, and stand-ins for its objects.
+
+The tests' end of the link that remote.py describes. What the candidate answers is never taken for more than a value or
+a handle; whatever else goes wrong (it is gone, it lies, a test's time is over) ends its process, and the next question
+starts another.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from . import remote
+
+_REMOTE_SOURCE: str = remote.__spec__.loader.get_source(remote.__name__)  # type: ignore[union-attr]
+_MOST_STARTS_IN_VAIN = 2
+"""A candidate that does not load again and again is not tried for every test."""
+
+
+class Candidate:
+    """The process of the code under test, started when it is first needed, and again when it is gone."""
+
+    def __init__(self, code: str, module: str) -> None:
+        self.code, self.module = code, module
+        self.names: list[str] = []
+        self.generation = 0
+        """Which process it is; objects of an earlier one are gone."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: remote.Link | None = None
+        self._starts_in_vain = 0
+        self._objects: dict[int, Remote] = {}
+        self._exceptions: dict[int, type[Exception]] = {}
+        self._functions: list[Callable[..., Any]] = []
+
+    def ask(self, operation: str, *arguments: Any) -> Any:
+        """Have the candidate do something. Raises what it raised; whatever else goes wrong ends its process."""
+        link = self._link or self._start()
+        try:
+            return link.request(operation, *arguments)
+        except Exception:  # an answer as any other
+            raise
+        except BaseException:  # the link is broken, or the time is over: what would be read next is no answer
+            self.stop()
+            raise
+
+    def _start(self) -> remote.Link:
+        if self._starts_in_vain >= _MOST_STARTS_IN_VAIN:
+            raise remote.LinkError(f"{self.module} does not load")
+        self._starts_in_vain += 1
+        self.generation += 1
+        self._objects.clear()
+        read, candidate_writes = os.pipe()
+        candidate_reads, write = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-B", "-X", "utf8", "-c", f"{_REMOTE_SOURCE}\nmain()"),
+                    *(str(candidate_reads), str(candidate_writes), self.module),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(candidate_reads, candidate_writes),
+                start_new_session=True,
+            )
+        finally:
+            os.close(candidate_reads)
+            os.close(candidate_writes)
+        self._ends = (read, write)
+        self._link = remote.Link(read, write, self._export, self._resolve, self._serve)
+        try:
+            names = self.ask("load", self.code)
+        except Exception as error:
+            self.stop()
+            raise remote.LinkError(f"{self.module} does not load: {type(error).__name__}: {error}") from error
+        self.names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        self._starts_in_vain = 0
+        return self._link
+
+    def stop(self) -> None:
+        """Kill the process, if there is one."""
+        process, self._process, self._link = self._process, None, None
+        if process is not None:
+            kill(process)
+            for fd in self._ends:
+                os.close(fd)
+
+    def _export(self, value: Any) -> list[Any]:
+        if isinstance(value, Remote):
+            return [value._remote_handle()]
+        if not callable(value):
+            raise TypeError(f"a {type(value).__name__} of the tests' cannot be passed to the code under test")
+        self._functions.append(value)
+        return [len(self._functions) - 1, "function"]
+
+    def _resolve(self, reference: list[Any]) -> Any:
+        number = int(reference[0])
+        if len(reference) == 3:  # an exception class
+            if number not in self._exceptions:
+                base = remote._builtin_exception(reference[2])
+                self._exceptions[number] = type(str(reference[1]), (base,), {"__module__": self.module})
+            return self._exceptions[number]
+        if number not in self._objects:
+            self._objects[number] = Remote(self, number)
+        return self._objects[number]
+
+    def _serve(self, operation: str, arguments: list[Any]) -> Any:
+        """The candidate may call functions that it was given, and nothing else."""
+        number, positional, named = arguments
+        if operation != "call" or not 0 <= number < len(self._functions):
+            raise remote.LinkError("a request that is none")
+        return self._functions[number](*positional, **named)
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """It leads a session of its own, so its group is known until it is reaped."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()
+    process.wait()
+
+
+class Remote:
+    """An object of the candidate's. It answers for itself, but never for its equality with a value of the tests'."""
+
+    __slots__ = ("_remote",)
+
+    def __init__(self, candidate: Candidate, handle: int, name: str = "") -> None:
+        object.__setattr__(self, "_remote", [candidate, candidate.generation, handle, name])
+
+    def _remote_handle(self) -> int:
+        candidate, generation, handle, name = self._remote
+        if generation != candidate.generation:
+            if not name:
+                raise remote.LinkError("an object of a process that ended")
+            again = candidate.ask("name", name)
+            if not isinstance(again, Remote):
+                raise remote.LinkError(f"{name} is no such object any more")
+            handle = again._remote_handle()
+            self._remote[1:3] = candidate.generation, handle
+        return int(handle)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._remote[0].ask("get", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._remote[0].ask("set", self, name, value)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        answer, left = self._remote[0].ask("call", self, list(arguments), named)
+        for mine, theirs in zip(arguments, left, strict=True):
+            if theirs is not None and type(mine) is type(theirs):
+                _take_over(mine, theirs)
+        return answer
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, Remote) and self._remote[0].ask("isinstance", value, self) is True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Remote) and self._remote[0].ask("__eq__", self, other) is True
+
+    def __hash__(self) -> int:
+        return hash(self._remote[2])
+
+
+def _take_over(mine: Any, theirs: Any) -> None:
+    """What the candidate did to a list, dict or set that it was given."""
+    if mine != theirs:
+        mine.clear()
+        (mine.extend if isinstance(mine, list) else mine.update)(theirs)
+
+
+def _forward(name: str) -> Any:
+    def method(self: Remote, *arguments: Any) -> Any:
+        answer = self._remote[0].ask(name, self, *arguments)
+        kind = _ANSWERS.get(name)
+        if kind is not None and type(answer) is not kind:
+            raise TypeError(f"{name} answered {type(answer).__name__}")
+        return answer
+
+    return method
+
+
+_ANSWERS = {"__str__": str, "__repr__": str, "__bool__": bool, "__len__": int, "__int__": int, "__float__": float}
+for _name in remote._OPERATORS:
+    if _name != "__eq__":
+        setattr(Remote, _name, _forward(_name))
+
+
+class Module(types.ModuleType):
+    """What tests import."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        super().__init__(candidate.module)
+        self.__dict__["_candidate"] = candidate
+
+    def __getattr__(self, name: str) -> Any:
+        candidate: Candidate = self.__dict__["_candidate"]
+        if name == "__all__":
+            candidate.ask("name", "__name__")
+            return [known for known in candidate.names if not known.startswith("_")]
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = candidate.ask("name", name)
+        if isinstance(found, Remote):
+            found._remote[3] = name
+        return found
