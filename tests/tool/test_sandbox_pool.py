@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 
 from tool_service.sandbox import (
@@ -167,3 +168,81 @@ def test_nonsense_sizes_are_refused() -> None:
     for size, total in ((3, 2), (-1, 2), (0, 0)):
         with pytest.raises(ValueError, match="max_total"):
             WarmPool(ProcessBackend(), size=size, limits=LIMITS, max_total=total)
+
+
+DIRT = """
+import os, subprocess, threading, time
+x = 1
+os.makedirs('a/' * 300)
+open('a/f', 'w').write('mine'); os.chmod('a', 0)
+for place in ('/tmp', '/dev/shm'): open(place + '/f', 'w').write('mine')
+os.symlink('/etc', '/tmp/l'); os.mkfifo('p'); os.setxattr('/workspace', 'user.mark', b'mine')
+os.chmod('/workspace', 0)
+subprocess.Popen(['sleep', '600'])
+threading.Thread(target=time.sleep, args=(600,)).start()
+"""
+LOOK = """
+import os, threading
+print('x' in globals(), threading.active_count(), os.listxattr('/workspace'), oct(os.stat('/workspace').st_mode))
+print(*map(os.listdir, ('/workspace', '/tmp', '/dev/shm')), len([p for p in os.listdir('/proc') if p.isdigit()]))
+"""
+CLEAN = b"False 1 [] 0o40700\n[] [] [] 2\n"
+
+
+async def test_a_recycled_sandbox_shows_nothing_of_its_former_user(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=1, limits=LIMITS, max_total=1, recycle=True)
+    await pool.start()
+    ids = set()
+    for _ in range(3):
+        sandbox = await pool.take()
+        ids.add(sandbox.id)
+        result = await sandbox.run(Turn("python", {"code": LOOK}))
+        assert (result.stdout, result.restarted) == (CLEAN, False)
+        await sandbox.run(Turn("python", {"code": DIRT}))
+        await pool.discard(sandbox)
+    assert len(ids) == 1, "it was the same one"
+    await pool.close()
+    assert backend.stats().running == 0
+
+
+async def test_what_cannot_be_vouched_for_is_not_used_again(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=1, limits=LIMITS, max_total=1, recycle=True)
+    await pool.start()
+    sandbox = await pool.take()
+    await sandbox.put_file("f", b"mine")
+
+    async def refuse() -> str:
+        return "a test says so"
+
+    sandbox.reset = refuse  # type: ignore[method-assign]
+    await pool.discard(sandbox)
+    assert not sandbox.alive
+    assert (await pool.take()).id != sandbox.id
+    await pool.close()
+
+
+async def test_what_recycling_gathers_beyond_the_size_is_ended_when_nobody_needs_it(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=1, limits=LIMITS, max_total=4, recycle=True)
+    await pool.start()
+    for sandbox in [await pool.take() for _ in range(4)]:
+        await pool.discard(sandbox)
+    assert pool.stats().ready == 4
+    pool._trim()
+    taken = await pool.take()
+    pool._trim()
+    assert pool.stats().ready == 1, "one was needed since it was last looked at, and so is another kept"
+    await pool.discard(taken)
+    await pool.close()
+    assert backend.stats().running == 0
+
+
+async def test_a_sandbox_that_no_longer_answers_is_not_handed_out(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=1, limits=LIMITS, max_total=2)
+    await pool.start()
+    (mute,) = pool._ready
+    max(psutil.Process().children(recursive=True), key=psutil.Process.create_time).suspend()  # its supervisor
+    taken = await pool.take()
+    assert taken.id != mute.id
+    assert (await taken.run(Turn("python", {"code": "1"}))).stdout == b"1\n"
+    await pool.close()
+    assert backend.stats().running == 0

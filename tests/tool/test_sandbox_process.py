@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sandbox_conformance import readable_interpreter
+from interpreters import readable_interpreter
 
 import tool_service.sandbox.inside as inside
 from tool_service.sandbox import (
@@ -66,6 +66,12 @@ def lives(process: psutil.Process) -> bool:
 
 def below(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
+
+
+async def test_programs_of_two_sandboxes_draw_different_random_numbers(backend: ProcessBackend) -> None:
+    drawn = [await python(await backend.create(SandboxLimits()), "import random; random.random()") for _ in range(2)]
+    assert drawn[0].status is drawn[1].status is TurnStatus.OK
+    assert drawn[0].stdout != drawn[1].stdout
 
 
 async def test_two_sandboxes_share_nothing(backend: ProcessBackend) -> None:

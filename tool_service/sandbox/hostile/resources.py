@@ -1,0 +1,277 @@
+# ruff: noqa: E501 - programs are data
+"""A: memory, processes, files, output, time."""
+
+from __future__ import annotations
+
+from tool_service.sandbox.base import Tier
+from tool_service.sandbox.hostile.case import ERROR, FLOOD, LOST, MEMORY, OK, SIGNALED, TIMEOUT, Case, bash, case, py
+from tool_service.sandbox.hostile.programs import CALLS, SYSCALL, TRY
+
+CASES: tuple[Case, ...] = (
+    case(
+        "A1-fork-bomb-shell",
+        "the shell's fork bomb",
+        py("import os; os.system(':(){ :|:& };:')", OK, TIMEOUT, MEMORY, timeout=1),
+    ),
+    case(
+        "A2-fork-bomb",
+        "forks for ever",
+        py(
+            "import os\nwhile 1:\n  try: os.fork()\n  except OSError: pass", TIMEOUT, MEMORY, LOST, OK, ERROR, timeout=1
+        ),
+    ),
+    case(
+        "A3-chain",
+        "a chain in which each process forks the next and dies",
+        py("import os\nwhile 1:\n  if os.fork(): os._exit(0)", LOST, TIMEOUT, timeout=1),
+    ),
+    case(
+        "A4-thread-bomb",
+        "a thousand threads",
+        py(
+            "import threading, time\nfor i in range(1000): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+            ERROR,
+            MEMORY,
+            shows="start new thread",
+        ),
+    ),
+    case(
+        "A6-slow-growth",
+        "memory, page by page",
+        py("a = []\nwhile 1: a.append(bytearray(4096))", MEMORY),
+        py("1", shows="1"),
+    ),
+    case(
+        "A6-one-big",
+        "one allocation far past the limit",
+        py("bytearray(10**9)", MEMORY, restarted=False),
+        py("1", shows="1", restarted=False),
+    ),
+    case(
+        "A6-shared-mapping",
+        "a shared mapping past the limit",
+        py(
+            "import mmap, time\nm = mmap.mmap(-1, 400 << 20)\nfor i in range(0, 400 << 20, 4096): m[i] = 1\ntime.sleep(1)",
+            MEMORY,
+        ),
+    ),
+    case(
+        "A6-between-turns",
+        "memory that grows after its turn is over",
+        py(
+            "import threading, time\ndef grow():\n  time.sleep(.3); global a; a = bytearray(150 << 20); global b; b = bytearray(150 << 20)\nthreading.Thread(target=grow).start()"
+        ),
+        py("time.sleep(1)", OK, MEMORY, ERROR),
+    ),
+    case(
+        "A7-many-children",
+        "twenty children with 30 MiB each",
+        py(
+            "import os, time\nfor i in range(20):\n  if os.fork() == 0:\n    b = bytearray(30 << 20); time.sleep(60)\ntime.sleep(60)",
+            MEMORY,
+            timeout=10,
+        ),
+    ),
+    case(
+        "A8-recursion",
+        "recursion with the limit raised",
+        py(
+            "import sys; sys.setrecursionlimit(10**9)\ndef f(): return f()\nf()",
+            MEMORY,
+            SIGNALED,
+            ERROR,
+            TIMEOUT,
+            timeout=5,
+        ),
+    ),
+    case(
+        "A9-c-stack",
+        "repr of a list nested a million deep",
+        py(
+            "import sys; sys.setrecursionlimit(10**9)\na = []\nfor i in range(10**6): a = [a]\nrepr(a)",
+            SIGNALED,
+            signal=11,
+        ),
+        py("1", shows="1", restarted=True),
+    ),
+    case(
+        "A10-workspace-fill",
+        "files until the workspace is full",
+        py("import os\nfor i in range(9): open(f'f{i}', 'wb').write(b'x' * (4 << 20))", ERROR, shows="No space left"),
+        tier=Tier.ISOLATED,
+    ),
+    case(
+        "A10-shm-fill",
+        "files until /dev/shm is full",
+        py(
+            "import os\nfor i in range(9): open(f'/dev/shm/f{i}', 'wb').write(b'x' * (4 << 20))",
+            ERROR,
+            shows="No space left",
+        ),
+        tier=Tier.ISOLATED,
+    ),
+    case(
+        "A12-one-big-file",
+        "one file past the limit",
+        py("open('f', 'wb').write(b'x' * (9 << 20))", ERROR, shows="File too large"),
+    ),
+    case(
+        "A13-inodes",
+        "a million empty files",
+        py("for i in range(10**6): open(f'f{i}', 'wb').close()", ERROR, shows="No space left"),
+        tier=Tier.ISOLATED,
+    ),
+    case("A14-sparse", "a sparse file of 1 TB", py("open('f', 'wb').truncate(1 << 40)", ERROR, shows="File too large")),
+    case("A15-flood", "endless stdout", py("while 1: print('x' * 10**6)", FLOOD)),
+    case(
+        "A16-stderr-flood",
+        "endless stderr after a word on stdout",
+        py("import sys\nprint('kept')\nwhile 1: sys.stderr.write('y' * 10**6)", FLOOD, shows="kept"),
+    ),
+    case("A18-long-line", "one line of 2 MB", py("print('x' * 2_000_000)", OK)),
+    case(
+        "A19-tiny-writes", "50,000 writes of one byte", py("import os\nfor i in range(50_000): os.write(1, b'.')", OK)
+    ),
+    case(
+        "A20-partial-output",
+        "output, then sleep past the deadline",
+        py("print('before', end='')\nimport time; time.sleep(60)", TIMEOUT, shows="before", timeout=0.5),
+    ),
+    case(
+        "A22-busy-loop",
+        "a loop of bytecode",
+        py("while 1: pass", TIMEOUT, timeout=0.5),
+        py("1", shows="1", restarted=True),
+    ),
+    case(
+        "A22-c-loop",
+        "a loop inside C code, which no signal handler interrupts",
+        py("from itertools import repeat; any(repeat(0))", TIMEOUT, timeout=0.5),
+    ),
+    case(
+        "A24-regex",
+        "a catastrophic regular expression",
+        py("import re; re.match('(a+)+$', 'a' * 64 + 'b')", TIMEOUT, timeout=0.5),
+    ),
+    case("A24-power", "3 to the power of 10^8", py("3 ** 10**8", TIMEOUT, ERROR, timeout=0.5)),
+    case("A25-sleep", "sleep for 30 years", py("import time; time.sleep(1e9)", TIMEOUT, timeout=0.5)),
+    case("A25-select", "select() for ever", py("import select; select.select([], [], [])", TIMEOUT, timeout=0.5)),
+    case(
+        "A26-descriptors",
+        "descriptors until there are no more",
+        py("import os\nf = []\nwhile 1: f.append(os.dup(0))", ERROR, shows="Too many open files"),
+        py("1", shows="1"),
+    ),
+    case(
+        "A26-kernel-objects",
+        "eventfds, epolls and pipes until there are no more",
+        py(
+            "import os, select, signal\nfor make in (os.eventfd, select.epoll, os.pipe):\n  kept = []\n  try:\n    while 1: kept.append(make(0) if make is os.eventfd else make())\n  except OSError as error: print(error.errno)\n  for one in kept:\n    for fd in one if isinstance(one, tuple) else (one,): os.close(fd) if isinstance(fd, int) else fd.close()",
+            shows="24\n24\n24",
+        ),
+        py("1", shows="1"),
+    ),
+    case(
+        "A27-pipe-buffers",
+        "pipes filled to their brim",
+        py(
+            "import os, fcntl\nkept = []\ntry:\n  while 1:\n    r, w = os.pipe(); kept.append(r); os.set_blocking(w, False)\n    try: fcntl.fcntl(w, 1031, 1 << 20)\n    except OSError: pass\n    try:\n      while 1: os.write(w, bytes(65536))\n    except BlockingIOError: pass\nexcept OSError as error: print(error.errno)",
+            shows="24",
+        ),
+        py("1", shows="1"),
+    ),
+    case(
+        "A28-sysv-shm",
+        "1 GiB of System V shared memory",
+        py(SYSCALL + "call(29 if os.uname().machine == 'x86_64' else 194, 0, 1 << 30, 0o600)", shows="-1"),
+    ),
+    case(
+        "A28-memfd",
+        "a file in memory outside of every folder",
+        py("import os; os.memfd_create('x')", ERROR, shows="not permitted"),
+    ),
+    case(
+        "A28-system-v",
+        "System V shared memory, semaphores and queues",
+        py(
+            CALLS + "print(call(29, 194, 0, 4096, 0o1600), call(64, 190, 0, 1, 0o1600), call(68, 186, 0, 0o1600))",
+            shows="EPERM EPERM EPERM",
+        ),
+    ),
+    case("A28-message-queue", "a POSIX message queue", py(CALLS + "call(240, 180, b'q', 0o102, 0o600, 0)", shows="E")),
+    case(
+        "A30-core",
+        "abort, and a look for a core file",
+        py("import os; os.abort()", SIGNALED, signal=6),
+        py("import os; os.listdir()", shows="[]"),
+    ),
+    case("A31-nice", "a higher priority", py("import os; os.nice(-20)", ERROR, shows="not permitted")),
+    case(
+        "A31-scheduling",
+        "real-time and I/O priorities",
+        py(
+            CALLS
+            + TRY
+            + "attempt('fifo', lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))\nattempt('nice', lambda: os.nice(-5))\nprint(call(251, 30, 1, 0, 1 << 13), call(314, 274, 0, 0, 0))",
+            shows="EPERM EPERM",
+            hides="DONE",
+        ),
+    ),
+    case(
+        "A33-zombies",
+        "ten thousand children that nobody waits for",
+        py(
+            "import os\nfor i in range(10**4):\n  if os.fork() == 0: os._exit(0)",
+            ERROR,
+            shows="temporarily unavailable",
+        ),
+    ),
+    case(
+        "A34-keys",
+        "keys in the kernel's keyring",
+        py(CALLS + "call(248, 217, b'user', b'k', b'v', 1, -3), call(250, 219, 0, -3, 1)", shows="('EPERM', 'EPERM')"),
+    ),
+    case(
+        "A36-asynchronous-io",
+        "slots of asynchronous I/O",
+        py(CALLS + "call(206, 0, 100000, ctypes.byref(ctypes.c_ulong()))", shows="ENOSYS"),
+    ),
+    case(
+        "A36-timers",
+        "timers until there are no more",
+        py(
+            SYSCALL
+            + "import ctypes\nt = ctypes.c_int()\nn = 0\nwhile libc.timer_create(0, None, ctypes.byref(t)) == 0: n += 1\nn < 10**5",
+            shows="True",
+        ),
+    ),
+    case(
+        "A21-bombs",
+        "archives that grow a thousandfold, into a file and into memory",
+        py(
+            "import gzip, shutil\nopen('b.gz', 'wb').write(gzip.compress(bytes(32 << 20), 1))\nwith gzip.open('b.gz') as a, open('out', 'wb') as b: shutil.copyfileobj(a, b)",
+            ERROR,
+            shows="File too large",
+        ),
+        py("gzip.decompress(gzip.compress(bytes(16 << 20), 1) * 40)", MEMORY),
+    ),
+    case(
+        "A32-a-worker-per-processor",
+        "a pool of as many processes as there seem to be processors",
+        py(
+            "import multiprocessing as m, os\ntry:\n  with m.Pool(os.cpu_count()) as p: print(p.map(abs, [-1]))\nexcept OSError as error: print('in band', error)",
+            OK,
+            ERROR,
+        ),
+        tier=Tier.ISOLATED,
+    ),
+    case(
+        "A37-storm-of-writes",
+        "four loops that write files as fast as they can",
+        bash(
+            "for i in 1 2 3 4; do (while :; do dd if=/dev/zero of=f$i bs=1M count=3 2>/dev/null; done) & done; wait",
+            TIMEOUT,
+            timeout=1.5,
+        ),
+    ),
+)
