@@ -34,7 +34,7 @@ async def service() -> AsyncIterator[Service]:
 async def test_tools_are_listed_with_all_that_a_client_needs(service: Service) -> None:
     answer = await service.stub.ListTools(tool_pb2.ListToolsRequest())
     tools = {tool.name: tool for tool in answer.tools}
-    assert list(tools) == ["count", "noop", "python", "search", "sleep", "sql", "trouble"]
+    assert list(tools) == ["bash", "count", "noop", "python", "search", "sleep", "sql", "trouble", "unit_tests"]
     assert all(tool.healthy and tool.description and tool.source for tool in tools.values())
     python = tools["python"]
     assert python.sandbox_tier == "isolated"
@@ -195,7 +195,8 @@ def _descendants(pid: int) -> list[int]:
         ("plugins: {directories: [/nowhere]}", "/nowhere is not a directory"),
         ("tools: {serach: {}}", "did you mean 'search'"),
         ("limits: {action_bytes: 100000000}", "limits.action_bytes"),
-        ("sandbox: {interpreter: /no/such/python}", "/no/such/python"),
+        ("sandbox: {process: {interpreter: /no/such/python}}", "/no/such/python"),
+        ("sandbox: {backend: docker, docker: {host: 'unix:///no/such'}}", "/no/such"),
     ],
 )
 async def test_a_config_that_cannot_be_used_ends_with_the_reason(tmp_path: Path, text: str, says: str) -> None:
