@@ -32,6 +32,7 @@ class _Answer(msgspec.Struct):
     """A supervisor's header; which fields are set depends on the request."""
 
     ready: bool = False
+    over: bool = False
     failed: str = ""
     error: str = ""
     status: TurnStatus = TurnStatus.INFRA
@@ -92,16 +93,18 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._decoder.feed(data)
-            frame = self._decoder.next()
-            if frame is None:
-                return
-            answer = msgspec.json.decode(frame[0], type=_Answer)
+            while (frame := self._decoder.next()) is not None:
+                self._take_in(msgspec.json.decode(frame[0], type=_Answer), frame[1])
         except (frames.FrameError, msgspec.DecodeError):
             self._infra = True
             self._drop()
-            return
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result((answer, frame[1]))
+
+    def _take_in(self, answer: _Answer, blob: bytes) -> None:
+        if answer.over:  # a process of it does not die, and that is the program's doing
+            self._own_death = TurnStatus.SESSION_LOST
+            self._drop()
+        elif self._answer is not None and not self._answer.done():
+            self._answer.set_result((answer, blob))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True

@@ -218,10 +218,9 @@ class _Pass:
                     if result is not None:
                         kinds.append(result.status)
                         problems += self._never(result)
+                uid = await self._clean(sandbox, case) if sandbox.alive else 0
                 if not sandbox.alive:
                     await self._told_and_replaced(sandbox, case)
-                else:
-                    uid = await self._clean(sandbox, case)
         except WrongOutcomeError as error:
             problems.append(str(error))
         except TimeoutError:
@@ -268,6 +267,8 @@ class _Pass:
                 break
             if result.status is not LOST:
                 raise WrongOutcomeError(f"the next call does not work: {result}")
+            if not sandbox.alive:
+                return 0
         else:
             raise WrongOutcomeError("the next calls all say that the session is lost")
         other = await sandbox.run(_OTHER_RUNTIME)

@@ -197,6 +197,7 @@ class Supervisor:
                 self.end_generation()
             if not ready:
                 wait = min(wait * 2, longest)
+        self.send({"over": True})
 
     def wait(self, seconds: float | None) -> set[int]:
         """Descriptors with something to read; children that ended are reaped on the way."""
@@ -465,6 +466,8 @@ class Supervisor:
         for one in self.workers.values():
             self.cpu_seen[one.pid] = processes.cpu_used(one.pid) or self.cpu_seen.get(one.pid, 0.0)
         self.stuck = not processes.end_all(self.scope, _REAP_SECONDS)
+        if self.cgroup is not None:
+            self.cgroup.has_killed()  # whom the kernel was still killing, too: the next turn has no part in it
         self.used.update(self.workers)
         for one in self.workers.values():
             with contextlib.suppress(KeyError):  # at its end already
