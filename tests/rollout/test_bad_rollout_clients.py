@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +13,7 @@ import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
+from calls import outcome
 from google.protobuf import duration_pb2
 from rollout_harness import Running, nothing_left, reason, rollouts
 from tiny_models import TINY, make_model
@@ -39,20 +39,6 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
     folder = make_model(tmp_path_factory.mktemp("model"), template=TINY)
     async with rollouts(folder, update_idle_seconds=0.3) as service:
         yield service
-
-
-async def outcome(call: Any) -> tuple[Code, str]:
-    """How a call ends, whatever it answers before that; a hang fails."""
-    async with asyncio.timeout(20):
-        try:
-            if isinstance(call, grpc.aio.UnaryUnaryCall | grpc.aio.StreamUnaryCall):
-                await call
-            else:
-                async for _ in call:
-                    pass
-        except grpc.aio.AioRpcError as error:
-            return error.code(), error.details() or ""
-    return Code.OK, ""
 
 
 def raw(running: Running, name: str, *messages: bytes) -> Any:

@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 import pytest
 import yaml
+from calls import outcome
 from services import letters_run, rollout_service, tool_service, trainer_service, watch
 from trainer_harness import run_config, task
 
@@ -66,20 +67,6 @@ def raw(client: TrainerClient, name: str, message: bytes) -> Any:
     """Call a method with bytes as they are."""
     kind = "unary_stream" if METHODS[name].server_streaming else "unary_unary"
     return getattr(client.channel, kind)(f"/turnwire.v1.TrainerService/{name}")(message)
-
-
-async def outcome(call: Any) -> tuple[Code, str]:
-    """How a call ends; a hang fails."""
-    async with asyncio.timeout(20):
-        try:
-            if isinstance(call, grpc.aio.UnaryUnaryCall):
-                await call
-            else:
-                async for _ in call:
-                    pass
-        except grpc.aio.AioRpcError as error:
-            return error.code(), error.details() or ""
-    return Code.OK, ""
 
 
 # -- requests
