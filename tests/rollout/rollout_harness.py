@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from google.protobuf import json_format
 
@@ -254,16 +253,6 @@ def reason(trajectory: rollout_pb2.Trajectory) -> str:
 
 def data_of(result: rollout_pb2.ToolResult) -> dict[str, Any]:
     return json_format.MessageToDict(result.data)
-
-
-def sleepers(seconds: str) -> list[int]:
-    """Processes below this one that are `sleep SECONDS`, those in sandboxes, too."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.cmdline() == ["sleep", seconds]:
-                found.append(process.pid)
-    return found
 
 
 async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -18,10 +18,10 @@ from rollout_harness import (
     eventually,
     reason,
     rollouts,
-    sleepers,
     tokens_of,
     tool_server,
 )
+from sleepers import sleepers
 from tiny_models import TINY, make_model
 
 from rollout_service.agent import Cancellation

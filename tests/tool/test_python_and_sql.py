@@ -1,7 +1,6 @@
 """The `python` and `sql` tools through the service, in real sandboxes: what the agent sees, exactly."""
 
 import asyncio
-import contextlib
 import hashlib
 import sqlite3
 import textwrap
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-import psutil
 import pytest
 import pytest_asyncio
 import tool_harness as harness
 from google.protobuf import duration_pb2
+from sleepers import sleepers
 from tool_harness import Service, Trajectory, binding, error_of, eventually, nothing_left, text_of, texts
 
 from turnwire.v1 import tool_pb2
@@ -317,22 +316,13 @@ async def test_close_in_mid_turn_kills_every_process_of_the_trajectory_at_once(s
         await trajectory.open("python")
         cell = "import subprocess, time; subprocess.Popen(['sleep', '98.7'], start_new_session=True); time.sleep(99)"
         await trajectory.send(action=tool_pb2.ActionTurn(turn=0, text=f"<python>{cell}</python>"))
-        await eventually(lambda: _sleepers("98.7"))
+        await eventually(lambda: sleepers("98.7"))
         begin = time.monotonic()
         await trajectory.close()
-        assert not _sleepers("98.7")
+        assert not sleepers("98.7")
         status = await service.status()
         assert (status.sessions_open, status.sessions_leased, status.pools[0].in_use) == (0, 0, 0)
         assert time.monotonic() - begin < 1.0
-
-
-def _sleepers(seconds: str) -> list[int]:
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.cmdline() == ["sleep", seconds]:
-                found.append(process.pid)
-    return found
 
 
 async def _running(service: Service) -> bool:
