@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from benchmarks.report import RESULTS, machine, show, write
 from tool_service.sandbox import SandboxUnavailable
 
-NAMES = ("turns", "python_turns", "docker_turns", "rollout", "asynchrony", "trainer")
+NAMES = ("turns", "sessions", "python_turns", "docker_turns", "flood", "rollout", "asynchrony", "trainer")
 
 
 def main() -> int:
@@ -26,6 +27,7 @@ def main() -> int:
     unknown = set(arguments.names) - set(NAMES)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # else it warns of each process that we start
     missing = False
     for name in arguments.names or NAMES:
         module = importlib.import_module(f"benchmarks.{name}")

@@ -189,4 +189,10 @@ def check_limits(config: ToolServiceConfig) -> list[Problem]:
             "a longer action would be a transport error, not an INVALID_ACTION"
         )
         problems.append(Problem("limits.action_bytes", message))
+    if config.sessions.max_sessions >= config.server.max_concurrent_rpcs:
+        message = (
+            f"{config.sessions.max_sessions} sessions, a stream each, do not fit into server.max_concurrent_rpcs "
+            f"({config.server.max_concurrent_rpcs}); raise that above it, with room for other calls"
+        )
+        problems.append(Problem("sessions.max_sessions", message))
     return problems

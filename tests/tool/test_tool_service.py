@@ -195,6 +195,7 @@ def _descendants(pid: int) -> list[int]:
         ("plugins: {directories: [/nowhere]}", "/nowhere is not a directory"),
         ("tools: {serach: {}}", "did you mean 'search'"),
         ("limits: {action_bytes: 100000000}", "limits.action_bytes"),
+        ("sessions: {max_sessions: 10000}", "server.max_concurrent_rpcs"),
         ("sandbox: {process: {interpreter: /no/such/python}}", "/no/such/python"),
         ("sandbox: {backend: docker, docker: {host: 'unix:///no/such'}}", "/no/such"),
     ],
