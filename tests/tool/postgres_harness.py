@@ -22,11 +22,14 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from tool_harness import Service, Trajectory, binding
 
+from tool_service.sql.server import prefix_of
 from turnwire.v1 import tool_pb2
 
 IMAGE = "turnwire-test-postgres:15"
 PASSWORD_ENV = "TURNWIRE_TEST_POSTGRES_PASSWORD"
 PASSWORD = "turnwire-test"
+READY = 2
+"""Copies of the template that wait in each service."""
 SHOP = """
 create type size as enum ('small', 'large');
 create table customers(id integer primary key, name text not null);
@@ -74,6 +77,7 @@ class Postgres:
             "tls": "off",
             "templates": ["shop"],
             "max_databases": 16,
+            "ready": READY,
             **changes,
         }
 
@@ -86,17 +90,26 @@ class Postgres:
             return cursor.fetchall() if cursor.description else []
 
     def footprint(self) -> dict[str, set[str]]:
-        """What trajectories may leave behind on the server."""
+        """What trajectories may leave behind on the server: all but clones that wait for one, into which nobody can log
+        in yet."""
+        waiting = "select rolname from pg_roles r where not rolcanlogin and rolname like 'turnwire%' " + (
+            "and not exists (select from pg_roles where rolname = r.rolname || '_r')"
+        )
         return {
-            "databases": {name for (name,) in self.execute("select datname from pg_database")},
-            "roles": {name for (name,) in self.execute("select rolname from pg_roles")},
-            "sessions": {
-                f"{user} in {database}"
-                for user, database in self.execute(
-                    "select usename, datname from pg_stat_activity where usename <> 'postgres'"
-                )
-            },
+            "databases": self._names(f"select datname from pg_database where datname not in ({waiting})"),
+            "roles": self._names(f"select rolname from pg_roles where rolname not in ({waiting})"),
+            "sessions": self._names(
+                "select usename || ' in ' || datname from pg_stat_activity where usename <> 'postgres'"
+            ),
         }
+
+    def ours(self, owner: str = "turnwire") -> set[str]:
+        """Databases of an owner's services, with those that wait, and roles of databases that are gone."""
+        every = "select datname from pg_database union select regexp_replace(rolname, '_r$', '') from pg_roles"
+        return {name for name in self._names(every) if name.startswith(prefix_of(owner))}
+
+    def _names(self, query: str) -> set[str]:
+        return {name for (name,) in self.execute(query)}
 
     def wait(self, seconds: float = 20) -> None:
         """Until it answers."""

@@ -1,29 +1,14 @@
 """The `sql` tool on a real PostgreSQL server: what the agent sees, exactly, and what is left when it has gone."""
 
-import asyncio
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
-import tool_harness as harness
-from postgres_harness import Postgres, running, session
+from postgres_harness import session
 from tool_harness import Service, error_of, text_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.needs("isolated-sandbox", "postgres")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def service(postgres: Postgres) -> AsyncIterator[Service]:
-    async with running(postgres) as started:
-        yield started
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def nothing_left(service: Service, postgres: Postgres) -> AsyncIterator[None]:
-    before = await asyncio.to_thread(postgres.footprint)
-    async with harness.nothing_left(service):
-        yield
-    await postgres.settled(before)
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.needs("isolated-sandbox", "postgres"),
+    pytest.mark.usefixtures("nothing_left"),
+]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +34,10 @@ async def nothing_left(service: Service, postgres: Postgres) -> AsyncIterator[No
         (".schema totals", "totals: view\n  customer_id integer\n  total numeric"),
     ],
 )
-async def test_a_statement_is_answered_with_a_header_and_rows(service: Service, statement: str, text: str) -> None:
-    (observation,) = await session(service, statement)
+async def test_a_statement_is_answered_with_a_header_and_rows(
+    postgres_service: Service, statement: str, text: str
+) -> None:
+    (observation,) = await session(postgres_service, statement)
     assert (text_of(observation), error_of(observation)) == (text, "")
 
 
@@ -75,17 +62,17 @@ async def test_a_statement_is_answered_with_a_header_and_rows(service: Service, 
         (".schema nowhere", "error: no such table: nowhere"),
     ],
 )
-async def test_errors_are_as_the_database_says_them(service: Service, statement: str, text: str) -> None:
-    (observation,) = await session(service, statement)
+async def test_errors_are_as_the_database_says_them(postgres_service: Service, statement: str, text: str) -> None:
+    (observation,) = await session(postgres_service, statement)
     assert (text_of(observation), error_of(observation)) == (text, "TOOL_ERROR")
 
 
-async def test_data_has_values_for_programs(service: Service) -> None:
+async def test_data_has_values_for_programs(postgres_service: Service) -> None:
     statement = (
         "select 1::bigint, 2.5::float8, 'NaN'::float8, 10.50::numeric, 12345678901234567890::numeric, true, "
         "null, '\\x00ff'::bytea, repeat('é', 40), '2020-01-02'::date"
     )
-    (observation,) = await session(service, statement)
+    (observation,) = await session(postgres_service, statement)
     (row,) = [list(row) for row in observation.data["rows"]]
     plain = [dict(cell) if hasattr(cell, "items") else cell for cell in row]
     assert plain == [

@@ -1,45 +1,30 @@
 """A service and its PostgreSQL server: apart from each other, crowded, broken, killed."""
 
 import asyncio
+import re
 import resource
-import signal
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
-import msgspec
 import postgres_harness
+import psycopg
 import pytest
-import pytest_asyncio
 import tool_harness as harness
 from postgres_harness import PASSWORD, Postgres, running, session, shop
 from tool_harness import Service, Trajectory, binding, error_of, eventually, text_of, texts
 
 from tool_service.server import ToolServer
-from tool_service.sql.config import PostgresConfig
-from tool_service.sql.server import prefix_of, sweep
-from turnwire.config import dump
 from turnwire.errors import ConfigError, UnavailableError
-from turnwire.v1 import tool_pb2, tool_pb2_grpc
+from turnwire.v1 import tool_pb2
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.needs("isolated-sandbox", "postgres")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def service(postgres: Postgres) -> AsyncIterator[Service]:
-    async with running(postgres) as started:
-        yield started
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def nothing_left(service: Service, postgres: Postgres) -> AsyncIterator[None]:
-    before = await asyncio.to_thread(postgres.footprint)
-    async with harness.nothing_left(service):
-        yield
-    await postgres.settled(before)
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.needs("isolated-sandbox", "postgres"),
+    pytest.mark.usefixtures("nothing_left"),
+]
 
 
 @pytest.fixture
@@ -55,17 +40,22 @@ async def refusal(trajectory: Trajectory, statement: str = "select 1", turn: int
     return caught.value.code(), caught.value.details() or ""
 
 
-async def test_a_transaction_stays_open_from_turn_to_turn(service: Service) -> None:
+async def test_a_transaction_stays_open_from_turn_to_turn(postgres_service: Service) -> None:
     said = await session(
-        service, "begin", "delete from orders", "select count(*) from orders", "rollback", "select count(*) from orders"
+        postgres_service,
+        "begin",
+        "delete from orders",
+        "select count(*) from orders",
+        "rollback",
+        "select count(*) from orders",
     )
     assert [text_of(observation) for observation in said][2:] == ["count\n0", "(0 rows changed)", "count\n3"]
 
 
-async def test_trajectories_at_once_have_a_database_each(service: Service, postgres: Postgres) -> None:
+async def test_trajectories_at_once_have_a_database_each(postgres_service: Service, postgres: Postgres) -> None:
     async def one(number: int) -> list[str]:
         said = await session(
-            service,
+            postgres_service,
             f"insert into customers values ({100 + number}, 'mine')",
             "select id from customers where id >= 100",
             "select current_database() = current_user, count(*) from pg_tables where schemaname = 'public'",
@@ -79,14 +69,19 @@ async def test_trajectories_at_once_have_a_database_each(service: Service, postg
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-async def test_init_sql_builds_what_the_agent_finds(service: Service, read_only: bool) -> None:
+async def test_init_sql_builds_what_the_agent_finds(postgres_service: Service, read_only: bool) -> None:
     script = (
         "create schema s; create table s.t(a int); insert into s.t values (7); create extension hstore;"
         "create function f() returns int language sql as 'select 8'"
     )
     context = {"postgres": {}, "init_sql": script, "read_only": read_only}
     said = await session(
-        service, "select a, f() from s.t", ".schema", "insert into s.t values (9)", "create schema x", context=context
+        postgres_service,
+        "select a, f() from s.t",
+        ".schema",
+        "insert into s.t values (9)",
+        "create schema x",
+        context=context,
     )
     assert text_of(said.pop()).startswith("error: permission denied for database")
     assert [text_of(observation) for observation in said] == [
@@ -125,9 +120,11 @@ async def test_an_init_script_that_fails_is_the_clients_mistake(postgres: Postgr
         ({"postgres": {}, "database": "shop.sqlite3"}, "either database"),
     ],
 )
-async def test_a_context_that_cannot_be_is_refused_at_open(service: Service, context: dict[str, Any], why: str) -> None:
+async def test_a_context_that_cannot_be_is_refused_at_open(
+    postgres_service: Service, context: dict[str, Any], why: str
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await Trajectory(service).open(binding("sql", context))
+        await Trajectory(postgres_service).open(binding("sql", context))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert why in (caught.value.details() or "")
 
@@ -148,11 +145,80 @@ async def test_want_of_a_database_is_refused_with_a_delay_and_the_turn_may_be_se
         await again.close()
 
 
+async def test_a_role_has_one_connection_and_one_trajectorys_database(
+    postgres_service: Service, postgres: Postgres
+) -> None:
+    """Row I9 of the hostile inputs: a flood of connections, by an agent who gave its role a password of its own."""
+    trajectory = Trajectory(postgres_service, "flood")
+    await trajectory.open(binding("sql", shop()))
+    await trajectory.act(0, "<sql>alter role current_user password 'mine'</sql>")
+    name = texts(await trajectory.act(1, "<sql>select current_user</sql>"))[0].splitlines()[1]
+    with pytest.raises(psycopg.OperationalError, match="too many connections for role"):
+        psycopg.connect(host=postgres.host, port=postgres.port, user=name, password="mine", dbname=name)
+    reached = f"select datname from pg_database where has_database_privilege('{name}', oid, 'connect')"
+    assert {database for (database,) in postgres.execute(reached)} & postgres.ours() == {name}
+    assert texts(await trajectory.act(2, "<sql>select 1 as a</sql>")) == ["a\n1"]
+    await trajectory.close()
+
+
+@pytest.mark.parametrize(
+    ("context", "why"),
+    [
+        ({"dialect": "mysql"}, "unknown key 'dialect'; it takes init_sql, database, read_only, postgres"),
+        ({"duckdb": {"path": "a.duckdb"}}, "unknown key 'duckdb'; it takes init_sql, database, read_only, postgres"),
+        ({"postgres": {"dsn": "mysql://me@db/shop"}}, "unknown field `dsn`"),
+        ({"database": "mysql://me@db/shop"}, "the service has no tools.sql.database_folder"),
+    ],
+)
+async def test_a_trajectory_cannot_ask_for_another_dialect(
+    postgres_service: Service, context: dict[str, Any], why: str
+) -> None:
+    """Row I14 of the hostile inputs. What such dialects' own statements come to is in test_postgres_hostile.py."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await Trajectory(postgres_service).open(binding("sql", context))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert why in (caught.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ({"mysql": {"host": "db"}}, "tools.sql.mysql: unknown key; Allowed: database_folder"),
+        ({"dialect": "duckdb"}, "tools.sql.dialect: unknown key; Allowed: database_folder"),
+        ({"postgres": "mysql://me:secret@db"}, "tools.sql.postgres: expected `key: value` lines"),
+        ({"postgres": {"host": "mysql://me:secret@db", "tls": "off"}}, "of a URL, set host, port, user, database"),
+    ],
+)
+async def test_a_service_for_another_dialect_does_not_start_and_says_what_there_is(
+    sql: dict[str, Any], why: str
+) -> None:
+    """Row I14 of the hostile inputs."""
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        async with ToolServer(harness.config_of(exclude=("bash", "python"), tools={"sql": sql})):
+            pass
+
+
+async def test_a_server_of_another_kind_is_refused_at_start(postgres: Postgres) -> None:
+    """Row I14 of the hostile inputs."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"J\0\0\0\n8.0.36\0" + bytes(67))  # as MySQL does
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as mysql:
+        sql = {"postgres": postgres.config(port=mysql.sockets[0].getsockname()[1])}
+        with pytest.raises(UnavailableError, match="does not speak PostgreSQL's protocol"):
+            async with ToolServer(harness.config_of(exclude=("bash", "python"), tools={"sql": sql})):
+                pass
+
+
 async def test_close_in_mid_turn_ends_the_statement_and_drops_the_database(
-    service: Service, postgres: Postgres
+    postgres_service: Service, postgres: Postgres
 ) -> None:
     before = await asyncio.to_thread(postgres.footprint)
-    trajectory = Trajectory(service)
+    trajectory = Trajectory(postgres_service)
     await trajectory.open(binding("sql", shop()))
     await trajectory.send(action=tool_pb2.ActionTurn(turn=0, text="<sql>select pg_sleep(99)</sql>"))
     sleeping = "select count(*) from pg_stat_activity where query = 'select pg_sleep(99)' and state = 'active'"
@@ -161,18 +227,18 @@ async def test_close_in_mid_turn_ends_the_statement_and_drops_the_database(
     assert await asyncio.to_thread(postgres.footprint) == before
 
 
-async def test_a_large_cell_is_cut_while_it_streams_by(service: Service) -> None:
-    await session(service, "select 1")
+async def test_a_large_cell_is_cut_while_it_streams_by(postgres_service: Service) -> None:
+    await session(postgres_service, "select 1")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (observation,) = await session(service, "select repeat('x', 100000000)")
+    (observation,) = await session(postgres_service, "select repeat('x', 100000000)")
     assert text_of(observation).endswith("... (100000000 bytes)")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024  # KiB
 
 
 async def test_a_session_that_somebody_ended_is_infra_and_the_next_turn_has_another(
-    service: Service, postgres: Postgres
+    postgres_service: Service, postgres: Postgres
 ) -> None:
-    trajectory = Trajectory(service)
+    trajectory = Trajectory(postgres_service)
     await trajectory.open(binding("sql", shop()))
     await trajectory.act(0, "<sql>delete from orders</sql>")
     end = "select pg_terminate_backend(pid, 5000) from pg_stat_activity where usename like 'turnwire%'"
@@ -183,8 +249,10 @@ async def test_a_session_that_somebody_ended_is_infra_and_the_next_turn_has_anot
     await trajectory.close()
 
 
-async def test_a_session_that_the_agent_let_time_out_is_its_own_loss(service: Service, postgres: Postgres) -> None:
-    trajectory = Trajectory(service)
+async def test_a_session_that_the_agent_let_time_out_is_its_own_loss(
+    postgres_service: Service, postgres: Postgres
+) -> None:
+    trajectory = Trajectory(postgres_service)
     await trajectory.open(binding("sql", shop()))
     await trajectory.act(0, "<sql>set idle_session_timeout = 1</sql>")
     sessions = "select count(*) from pg_stat_activity where usename like 'turnwire%'"
@@ -277,47 +345,3 @@ async def test_the_way_to_the_server_is_encrypted_and_its_name_is_checked(own_se
     with pytest.raises(UnavailableError, match="certificate verify failed"):
         async with ToolServer(harness.config_of(exclude=("bash", "python"), tools={"sql": sql})):
             pass
-
-
-async def test_a_service_that_was_killed_is_cleaned_up_after_and_nobody_else(
-    postgres: Postgres, tmp_path: Path
-) -> None:
-    before = await asyncio.to_thread(postgres.footprint)
-    values = harness.config_of(exclude=("bash", "python"), tools={"sql": {"postgres": postgres.config()}})
-    config = tmp_path / "tools.yaml"
-    config.write_text(dump(values))
-    killed = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tool_service", "--config", str(config), stdout=asyncio.subprocess.PIPE
-    )
-    assert killed.stdout is not None
-    address = (await asyncio.wait_for(killed.stdout.readline(), 60)).decode().removeprefix("listening on ").strip()
-    async with grpc.aio.insecure_channel(address) as channel:
-        alive = [Trajectory(_Stub(channel), str(number)) for number in range(3)]  # type: ignore[arg-type]
-        for trajectory in alive:
-            await trajectory.open(binding("sql", shop(read_only=True)))
-            await trajectory.act(0, "<sql>select 1</sql>")
-        strangers = [f"{prefix_of('another')}{'0' * 16}_00000000", "turnwire_of_somebody", f"{prefix_of('turnwire')}x"]
-        for stranger in strangers:
-            postgres.execute(f"create database {stranger}")
-        own = msgspec.convert(postgres.config(), PostgresConfig)
-        assert await sweep(own, remove=False) == [], "what is alive is no leftover"
-        await alive[0].send(action=tool_pb2.ActionTurn(turn=1, text="<sql>select pg_sleep(99)</sql>"))
-        killed.send_signal(signal.SIGKILL)
-        await killed.wait()
-        for trajectory in alive:
-            trajectory.call.cancel()
-    try:
-        assert len(postgres.footprint()["databases"] - before["databases"] - set(strangers)) == 3
-        async with running(postgres):  # starts, and sweeps
-            await postgres.settled({**before, "databases": before["databases"] | set(strangers)}, 30)
-        assert set(strangers) <= postgres.footprint()["databases"]
-    finally:
-        for stranger in strangers:
-            postgres.execute(f"drop database if exists {stranger}")
-
-
-class _Stub:
-    """What `Trajectory` needs of a service in another process."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.stub: Any = tool_pb2_grpc.ToolServiceStub(channel)

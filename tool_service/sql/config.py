@@ -28,6 +28,9 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
     templates: databases that a trajectory's context may name, to start from a copy of one.
     owner: leftovers of dead services are removed by services that name the same owner.
     max_databases: trajectories with a database at once; others wait.
+    ready: copies of each template (where none is named: empty databases) that wait for trajectories, made in the
+        background; a first call without one takes half a second longer. At most max_databases together. A template that
+        changes under a running service is not copied anew for those that wait.
     wait_seconds: how long one waits before its turn is answered RESOURCE_EXHAUSTED. It may be sent again.
     max_database_bytes: a trajectory whose database grows past it loses it, and starts afresh.
     temp_bytes: of one statement's temporary files.
@@ -44,6 +47,7 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
     templates: tuple[str, ...] = ()
     owner: str = "turnwire"
     max_databases: Count = 64
+    ready: Annotated[int, msgspec.Meta(ge=0)] = 2
     wait_seconds: Annotated[float, msgspec.Meta(gt=0)] = 20.0
     max_database_bytes: Annotated[int, msgspec.Meta(ge=16 * MIB)] = 1024 * MIB
     temp_bytes: Annotated[int, msgspec.Meta(ge=MIB)] = 256 * MIB
@@ -51,6 +55,8 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> list[Problem]:
         """What is wrong beyond types, as far as it shows without a connection."""
         problems = []
+        if "/" in self.host:  # not shown: a URL may hold a password
+            problems.append(Problem("postgres.host", "is no name or address; of a URL, set host, port, user, database"))
         if bool(self.password_file) == bool(self.password_env):
             problems.append(Problem("postgres", "set either password_file or password_env"))
         elif self.password_env and not os.environ.get(self.password_env):
@@ -65,6 +71,11 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
             if not re.fullmatch(r"[^\0]{1,63}", name) or name in ("template0", "template1"):
                 problems.append(Problem("postgres.templates", f"{name!r} is not the name of a database to copy"))
         return problems
+
+    def warm(self) -> dict[str, int]:
+        """How many copies of which templates wait. The empty name: an empty database."""
+        templates = self.templates or ("",)
+        return dict.fromkeys(templates, min(self.ready, self.max_databases // len(templates)))
 
     def password(self) -> str:
         """The user's password. Read anew each time, so that it may be changed under a running service."""

@@ -2,8 +2,9 @@
 
 Invariants:
 
-- A statement ends within its deadline and `GRACE_SECONDS`: it is cancelled, and where that does not help, its session
-  is ended, both from outside, since a role may change its own time limits.
+- A statement is answered within its deadline and `GRACE_SECONDS`: it is cancelled, and where that does not help, its
+  session is ended, both from outside, since a role may change its own time limits. Where nothing ends it, its database
+  is given up: that is said in answer to the next statement, and the one after has a new database.
 - What the agent's role sees and may do is by `walls.py`; what fails in making the database is never the agent's fault.
 - `close` waits for a database that is being made, so that none can come into being after it.
 """
@@ -29,7 +30,7 @@ from turnwire.errors import InvalidRequestError, UnavailableError
 ValueOf: TypeAlias = Callable[[Outcome], dict[str, Any]]
 
 GRACE_SECONDS = 8.0
-"""How long after its deadline a statement may take to be ended."""
+"""How long after its deadline a statement may take to be answered. It is a second, but for a server that is slow."""
 _CANCEL_SECONDS = 1.0
 """How long a cancelled statement may take to stop before its session is ended."""
 _LOOK_SECONDS = 0.5
@@ -52,6 +53,10 @@ class PostgresDatabase:
         self._session: Connection | None = None
         self._lost = False
         """Whether a session of before is gone, with what was not committed there."""
+        self._ending: asyncio.Task[bool] | None = None
+        """Of a session that is lost."""
+        self._given_up = False
+        """Whether the database of before is, and the agent does not know yet."""
 
     async def ready(self) -> None:
         """Make the database and begin a session, where that is not done. May be tried again after an error.
@@ -60,6 +65,9 @@ class PostgresDatabase:
         """
         if self._session is not None:
             return
+        if self._name and self._lost and not await self._vacated():
+            await self._give_up()
+            self._given_up = True
         if self._making is None:
             self._making = asyncio.create_task(self._make())
         try:
@@ -67,9 +75,15 @@ class PostgresDatabase:
         except Exception:
             self._making = None
             raise
-        if self._lost:
-            await self._server.terminate(self._role)
         self._session = await self._log_in(self._role)
+
+    async def _vacated(self) -> bool:
+        """Whether the database is there, and the session of before gone from it."""
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            with contextlib.suppress(UnavailableError):
+                return await ending
+        return await self._server.vacate(self._name, self._role)
 
     @property
     def _role(self) -> str:
@@ -77,15 +91,9 @@ class PostgresDatabase:
         return f"{self._name}_r" if self._read_only else self._name
 
     async def _make(self) -> None:
-        self._name = await self._server.take_name()
+        self._name = await self._server.take(self._template)
         try:
-            async with self._server.maker() as maker:
-                for role in {self._name, self._role}:
-                    await maker.run(walls.create_role(role))
-                template = walls.quoted(self._template or "template0")
-                await maker.run(f"CREATE DATABASE {self._name} TEMPLATE {template}")
-            async with self._server.maker(self._name) as maker:
-                await maker.script(walls.build(self._name, self._name, self._read_only))
+            await self._server.order(walls.hand_over(self._name, self._role))
             if self._init_sql or self._read_only:
                 await self._fill()
         except BaseException as error:
@@ -97,13 +105,14 @@ class PostgresDatabase:
     async def _fill(self) -> None:
         """What the owner does before the agent comes."""
         owner = await self._log_in(self._name)
-        await self._server.order([walls.may_create(self._name, self._name, True)])
         try:
-            async with asyncio.timeout(self._init_seconds):
-                await owner.script(self._init_sql)
-            if owner.in_transaction:
-                raise _bad_script("it leaves a transaction open: COMMIT it")
-            await self._server.order([walls.may_create(self._name, self._name, False)])
+            if self._init_sql:
+                await self._server.order([walls.may_create(self._name, self._name, True)])
+                async with asyncio.timeout(self._init_seconds):
+                    await owner.script(self._init_sql)
+                if owner.in_transaction:
+                    raise _bad_script("it leaves a transaction open: COMMIT it")
+                await self._server.order([walls.may_create(self._name, self._name, False)])
             if self._read_only:
                 await owner.script(walls.let_read(self._role))
                 await self._server.order([f"ALTER ROLE {self._name} NOLOGIN"])
@@ -163,6 +172,9 @@ class PostgresDatabase:
         session = self._session
         if session is None:
             raise RuntimeError("`ready` makes the session in which statements run")
+        if self._given_up:
+            self._given_up = self._lost = False
+            return TurnResult(TurnStatus.SESSION_LOST, detail="a session could not be ended, and its database is lost")
         restarted, self._lost = self._lost, False
         work = asyncio.create_task(session.run(statement, caps))
         try:
@@ -180,7 +192,9 @@ class PostgresDatabase:
         if not self._read_only and stopped is not TurnStatus.TIMEOUT and await self._too_large():
             stopped = TurnStatus.SESSION_LOST
         if stopped is TurnStatus.SESSION_LOST:
-            await self._forget(work)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await self._give_up()
             most = self._server.config.max_database_bytes
             return TurnResult(stopped, detail=f"the database grew past {most} bytes and is lost")
         if stopped is TurnStatus.TIMEOUT:
@@ -227,13 +241,10 @@ class PostgresDatabase:
             session.abort()
             self._session = None
             self._lost = True
-            with contextlib.suppress(UnavailableError):  # `ready` tries again
-                await self._server.terminate(self._role)
+            self._ending = asyncio.create_task(self._server.vacate(self._name, self._role))  # `ready` makes sure of it
 
-    async def _forget(self, work: asyncio.Task[Outcome]) -> None:
-        """Give the database up: the next call has a new one."""
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+    async def _give_up(self) -> None:
+        """The next call has a new database."""
         if self._session is not None:
             self._session.abort()
         self._session = self._making = None
@@ -243,7 +254,7 @@ class PostgresDatabase:
     async def _remove(self) -> None:
         name, self._name = self._name, ""
         if name:
-            await self._server.remove(name)
+            await self._server.give_back(name)
 
     async def close(self) -> None:
         """Remove the database. Idempotent."""
@@ -252,6 +263,9 @@ class PostgresDatabase:
         session, self._session = self._session, None
         if session is not None:
             session.abort()
+        if self._ending is not None:
+            self._ending.cancel()
+            await asyncio.gather(self._ending, return_exceptions=True)
         await self._remove()
 
 

@@ -16,8 +16,9 @@ _EXACT_DIGITS = 15
 
 _OURS = frozenset({"53000", "53100", "53300", "58000", "58030", "XX001", "XX002"})
 """SQLSTATEs of an outage: no room on the server's disk, no connections, I/O errors, damaged files."""
-_ENDED_BY_AGENT = frozenset({"25P03", "25P04", "57P05"})
-"""A session ended by a time limit that counts while the agent is idle."""
+_SHUTDOWNS = frozenset({"57P01", "57P02", "57P03", "57P04"})
+"""With which the server, or somebody from outside, ends a session. Else its agent has: by a time limit for idle
+sessions, or by `exit_on_error`."""
 _SEVERAL = "exec_parse_message"
 """Where the server refuses several statements at once."""
 _WIDTH = 60
@@ -33,13 +34,12 @@ def failure(error: ServerError, statement: str) -> TurnResult:
 
 def status_of(error: ServerError) -> TurnStatus:
     """Whose failure it is. An agent may raise any SQLSTATE, but not as if the server itself had raised it."""
+    raised = error.fields.get("R", "exec_stmt_raise") == "exec_stmt_raise"
+    if not raised and error.code in (_OURS | _SHUTDOWNS if error.fatal else _OURS):
+        return TurnStatus.INFRA
     if error.fatal:
-        return TurnStatus.SESSION_LOST if error.code in _ENDED_BY_AGENT else TurnStatus.INFRA
-    if error.fields.get("R", "exec_stmt_raise") == "exec_stmt_raise":
-        return TurnStatus.TOOL_ERROR
-    if error.code == "53200":
-        return TurnStatus.MEMORY
-    return TurnStatus.INFRA if error.code in _OURS else TurnStatus.TOOL_ERROR
+        return TurnStatus.SESSION_LOST
+    return TurnStatus.MEMORY if error.code == "53200" and not raised else TurnStatus.TOOL_ERROR
 
 
 def describe(error: ServerError, statement: str) -> str:

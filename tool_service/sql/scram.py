@@ -1,4 +1,8 @@
-"""SCRAM-SHA-256 (RFC 5802, 7677), as PostgreSQL uses it: the client's side, and the verifier that a server stores."""
+"""SCRAM-SHA-256 (RFC 5802, 7677), as PostgreSQL uses it: the client's side, and the verifier that a server stores.
+
+Of the standard library's hmac and pbkdf2: scramp, the library for it, brings a parser of X.509 for channel binding,
+which is not used here.
+"""
 
 from __future__ import annotations
 

@@ -5,8 +5,10 @@ Invariants:
 - Every database and role of ours is called `turnwire_OWNER_INSTANCE_NUMBER` from the moment in which it exists: OWNER
   and INSTANCE say whose it is, and a name needs no second step that could fail.
 - A service holds a lock on the server under its instance's number while it lives, whichever machine it runs on. A
-  leftover is of our owner, its instance holds no lock, and nobody is connected to it; or it is of this instance, and no
-  trajectory has it. Exactly these are removed, at start and from then on.
+  leftover is of our owner, its instance holds no lock, and nobody is connected to it; or it is of this instance, and
+  neither has a trajectory got it, nor does it wait for one. Exactly these are removed, at start and from then on.
+- No trajectory waits long for another's removal: while some statement runs that nothing can stop, PostgreSQL removes no
+  database at all, since each session must first let go of its files. What cannot be removed is left to the sweep.
 - No message holds a password.
 """
 
@@ -20,9 +22,12 @@ import hashlib
 import logging
 import re
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from tool_service.sql import walls
+from tool_service.sql.clones import Clones
 from tool_service.sql.config import PostgresConfig
 from tool_service.sql.connection import Connection, ConnectionLost, ServerError, decoded
 from tool_service.sql.dial import Endpoint, connect
@@ -35,10 +40,21 @@ SWEEP_SECONDS = 10.0
 CONTROL_SECONDS = 10.0
 """How long the server may take for a small request, as to cancel a statement."""
 MAKE_SECONDS = 50.0
-"""How long making or removing a database may take."""
+"""How long making a database may take."""
+_DROP_SECONDS = 10.0
+"""How long removing one may take. The sweep tries again."""
+_PATIENCE_SECONDS = 4.0
+"""How long a trajectory's end waits for that."""
+_END_SECONDS = 3.0
+"""How long a session may take to end when it is told to."""
+_LOOK_SECONDS = 0.05
 _MAKERS = 4
-"""Databases that are made or removed at once."""
+"""Databases that are made at once."""
+_DROPPERS = 4
+"""Databases that are removed at once."""
 _OLDEST = 140000
+_LATE_SECONDS = 2.0
+"""After which a server that should have ended a statement itself is taken for lost."""
 _RETRY_SECONDS = 1.0
 
 
@@ -52,11 +68,15 @@ class PostgresServer:
         self._instance = secrets.token_hex(8)
         self._prefix = prefix_of(config.owner)
         self._names: set[str] = set()
-        """Of this instance's trajectories."""
+        """Of this instance's trajectories, and of clones that wait for one."""
+        self._clones = Clones(config.warm(), self._make, self._drop_soon)
         self._room = asyncio.Semaphore(config.max_databases)
         self._makers = asyncio.Semaphore(_MAKERS)
+        self._droppers = asyncio.Semaphore(_DROPPERS)
+        self._drops: set[asyncio.Task[None]] = set()
         self._control: Connection | None = None
         self._control_lock = asyncio.Lock()
+        self._requests: set[asyncio.Task[Any]] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -64,9 +84,17 @@ class PostgresServer:
         await self._check()
         await self.sweep()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
+        self._clones.start()
 
     async def close(self) -> None:
         """Trajectories must have been closed."""
+        await self._clones.close()
+        if self._drops:
+            await asyncio.wait(self._drops, timeout=_DROP_SECONDS)
+            for drop in self._drops:
+                drop.cancel()
+            await asyncio.gather(*self._drops, return_exceptions=True)
+        await asyncio.gather(*self._requests, return_exceptions=True)
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -83,8 +111,11 @@ class PostgresServer:
 
     # For a trajectory
 
-    async def take_name(self) -> str:
-        """A name for a database, when there is room for one. Raises ExhaustedError."""
+    async def take(self, template: str) -> str:
+        """When there is room for a trajectory, a copy of a template (empty: of none) with nobody in it; its name.
+
+        Raises ExhaustedError, UnavailableError.
+        """
         try:
             async with asyncio.timeout(self.config.wait_seconds):
                 await self._room.acquire()
@@ -93,29 +124,68 @@ class PostgresServer:
             raise ExhaustedError(
                 f"all {limit} databases are in use (tools.sql.postgres.max_databases)", retry_after=_RETRY_SECONDS
             ) from None
+        try:
+            return await self._clones.take(template)
+        except BaseException:
+            self._room.release()
+            raise
+
+    async def give_back(self, name: str) -> None:
+        """Remove a trajectory's database and roles. Never raises: the sweep would find what is left."""
+        drop = self._drop_soon(name)
+        try:
+            await asyncio.wait((drop,), timeout=_PATIENCE_SECONDS)
+        finally:
+            self._room.release()
+
+    async def _make(self, template: str) -> str:
+        """Raises UnavailableError."""
         name = f"{self._prefix}{self._instance}_{secrets.token_hex(4)}"
         self._names.add(name)
+        try:
+            async with self._superuser(self._makers, MAKE_SECONDS) as maker:
+                await maker.run(walls.create_role(name))
+                await maker.run(f"CREATE DATABASE {name} TEMPLATE {walls.quoted(template or 'template0')}")
+            async with self._superuser(self._makers, MAKE_SECONDS, name) as maker:
+                await maker.script(walls.build(name, name))
+        except BaseException as error:
+            await self._drop(name)
+            if isinstance(error, ServerError):
+                raise self.unavailable(error) from error
+            raise
         return name
 
-    async def remove(self, name: str) -> None:
-        """Remove a trajectory's database and roles, whatever exists of them. Never raises: the sweep would find it."""
+    def _drop_soon(self, name: str) -> asyncio.Task[None]:
+        drop = asyncio.create_task(self._drop(name))
+        self._drops.add(drop)
+        drop.add_done_callback(self._drops.discard)
+        return drop
+
+    async def _drop(self, name: str) -> None:
         try:
-            async with self.maker() as maker:
-                await _drop(maker, name)
+            await self._remove(name)
         except (UnavailableError, ServerError) as error:
             logger.warning("database %s is left to the next sweep: %s", name, error)
         finally:
             self._names.discard(name)
-            self._room.release()
+
+    async def _remove(self, name: str) -> None:
+        """A database and its roles, whatever exists of them. Raises ServerError, UnavailableError."""
+        async with self._superuser(self._droppers, _DROP_SECONDS) as dropper:
+            await dropper.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+            await dropper.run(f"DROP ROLE IF EXISTS {name}, {name}_r")
 
     @contextlib.asynccontextmanager
-    async def maker(self, database: str = "") -> AsyncIterator[Connection]:
-        """A connection of the superuser, for what takes long. Raises UnavailableError when it is lost."""
-        async with self._makers:
+    async def _superuser(
+        self, slots: asyncio.Semaphore, seconds: float, database: str = ""
+    ) -> AsyncIterator[Connection]:
+        """A connection for what takes long. Raises UnavailableError when it is lost."""
+        async with slots:
             try:
-                async with asyncio.timeout(MAKE_SECONDS):
+                async with asyncio.timeout(seconds + _LATE_SECONDS):
                     connection = await self.connect(self.config.user, self.config.password(), database)
-                    try:
+                    try:  # the server ends it itself, or it would go on when this end has gone
+                        await connection.run(f"SET statement_timeout = '{seconds:g}s'")
                         yield connection
                     except BaseException:
                         connection.abort()
@@ -135,10 +205,18 @@ class PostgresServer:
         """Stop what a role's session runs. Raises UnavailableError."""
         await self.ask(f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
 
-    async def terminate(self, role: str) -> None:
-        """End a role's sessions, and wait until they are gone. Raises UnavailableError."""
-        async with self.maker() as maker:
-            await maker.run(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{role}'")
+    async def vacate(self, name: str, role: str) -> bool:
+        """End a role's session in its database. False: that cannot be done, as with statements that nothing stops, or
+        the database is no more. Raises UnavailableError."""
+        end = time.monotonic() + _END_SECONDS
+        while True:
+            ((there, sessions),) = await self.ask(
+                f"SELECT EXISTS (SELECT FROM pg_database WHERE datname = '{name}'), count(pg_terminate_backend(pid)) "
+                f"FROM pg_stat_activity WHERE usename = '{role}'"  # those that WHERE has chosen, and no others
+            )
+            if there != "t" or sessions == "0" or time.monotonic() > end:
+                return there == "t" and sessions == "0"
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def bytes_of(self, database: str) -> int:
         """On the server's disk. Raises UnavailableError."""
@@ -159,6 +237,13 @@ class PostgresServer:
         await self._with_control(lambda control: control.script("; ".join(statements)))
 
     async def _with_control(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Raises UnavailableError."""
+        request = asyncio.create_task(self._request(work))
+        self._requests.add(request)
+        request.add_done_callback(self._requests.discard)
+        return await asyncio.shield(request)  # cut short, it would cost the connection, and with it the lock
+
+    async def _request(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Requests go one after the other over one connection, which is made again when it was lost."""
         async with self._control_lock:
             for last in (False, True):
@@ -207,7 +292,7 @@ class PostgresServer:
             problems.append(
                 Problem("host", "set the server's max_prepared_transactions = 0: prepared ones outlive their session")
             )
-        needed = config.max_databases + _MAKERS + 1
+        needed = config.max_databases + _MAKERS + _DROPPERS + 1
         if int(connections) < needed:
             problems.append(
                 Problem(
@@ -265,8 +350,7 @@ class PostgresServer:
         removed = []
         for name in await self.leftovers():
             try:
-                async with self.maker() as maker:
-                    await _drop(maker, name)
+                await self._remove(name)
             except ServerError as error:
                 logger.warning("leftover %s could not be removed: %s", name, error)
             else:
@@ -283,12 +367,6 @@ _NAME = re.compile(r"turnwire_[0-9a-f]{12}_(?P<instance>[0-9a-f]{16})_[0-9a-f]{8
 def prefix_of(owner: str) -> str:
     """With what the names of an owner's databases begin."""
     return f"turnwire_{hashlib.blake2b(owner.encode(), digest_size=6).hexdigest()}_"
-
-
-async def _drop(maker: Connection, name: str) -> None:
-    """Raises ServerError, ConnectionLost."""
-    await maker.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    await maker.run(f"DROP ROLE IF EXISTS {name}, {name}_r")
 
 
 async def sweep(config: PostgresConfig, remove: bool = True) -> list[str]:

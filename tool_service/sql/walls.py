@@ -55,14 +55,21 @@ def may_create(owner: str, database: str, allowed: bool) -> str:
     return f"{'GRANT' if allowed else 'REVOKE'} CREATE ON DATABASE {database} {'TO' if allowed else 'FROM'} {owner}"
 
 
-def build(owner: str, database: str, read_only: bool) -> str:
+def hand_over(database: str, role: str) -> list[str]:
+    """Make a database that was built a trajectory's, whose agent acts as `role`: as the owner, who has the database's
+    name, or as a reader."""
+    if role == database:
+        return [f"GRANT TEMPORARY ON DATABASE {database} TO {role}"]
+    return [create_role(role)]
+
+
+def build(owner: str, database: str) -> str:
     """A script for the new database, before anybody else may connect to it: PUBLIC loses what reaches beyond the
-    database, or is of no use to an agent; the template's objects become the owner's."""
-    grants = f"GRANT CONNECT{'' if read_only else ', TEMPORARY'} ON DATABASE {database} TO {owner};"
+    database, or is of no use to a reader; the template's objects become the owner's."""
     return f"""
 SET search_path = pg_catalog;
 REVOKE ALL ON DATABASE {database} FROM PUBLIC;
-{grants}
+GRANT CONNECT ON DATABASE {database} TO {owner};
 DO $walls$
 DECLARE statement text;
 BEGIN
@@ -78,6 +85,9 @@ BEGIN
         JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
         JOIN pg_extension e ON e.oid = d.refobjid
         WHERE e.extname IN ('dblink') OR p.prosecdef
+      UNION ALL
+        SELECT format('REVOKE ALL ON LANGUAGE %1$I FROM PUBLIC; GRANT USAGE ON LANGUAGE %1$I TO {owner}', lanname)
+        FROM pg_language WHERE lanpltrusted
       UNION ALL
         SELECT format('REVOKE ALL ON SCHEMA %I FROM PUBLIC', nspname) FROM pg_namespace WHERE {_OURS}
       UNION ALL
@@ -149,6 +159,6 @@ _FUNCTIONS_BEYOND = (
     "|pg_(try_)?advisory_.*"  # their locks take room in a table that all databases share
     "|pg_(cancel|terminate)_backend|pg_notify|pg_logical_emit_message|pg_export_snapshot"
     "|pg_stat_get_(activity|backend_.*|progress_info|db_.*)|pg_lock_status|pg_prepared_xact|pg_blocking_pids"
-    "|pg_safe_snapshot_blocking_pids)$"
+    "|pg_safe_snapshot_blocking_pids|pg_stat_get_wal_.*|pg_control_.*|pg_isolation_test_.*)$"
 )
 """Functions that reach beyond the database, or take from what all share."""

@@ -85,6 +85,7 @@ class SqlTool(BaseTool):
 
     config: Config
     shared: PostgresServer | None
+    _postgres: PostgresDatabase | None = None
 
     @classmethod
     def check_config(cls, config: Config) -> list[Problem]:
@@ -133,7 +134,6 @@ class SqlTool(BaseTool):
         self.check_context(self.config, context)
         self._context = context
         self._database = self._file(self.config, context.database) if context.database else None
-        self._postgres: PostgresDatabase | None = None
         if context.postgres is not None and self.shared is not None:
             self._postgres = PostgresDatabase(
                 self.shared, context.postgres.template, context.init_sql, self.config.init_seconds, context.read_only
