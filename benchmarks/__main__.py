@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.report import RESULTS, machine, show, write
 from tool_service.sandbox import SandboxUnavailable
 
-NAMES = ("turns", "sessions", "python_turns", "docker_turns", "flood", "rollout", "asynchrony", "trainer")
+NAMES = ("turns", "sessions", "sandboxes", "python_turns", "docker_turns", "flood", "rollout", "asynchrony", "trainer")
 
 
 def main() -> int:

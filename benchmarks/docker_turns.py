@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.python_turns import CODE, EXPECTED
-from benchmarks.report import Result, Row, cpu_seconds, percentile
+from benchmarks.driving import CODE, EXPECTED, Turn, first_observations, rate
+from benchmarks.report import Result, Row, cpu_seconds
 from benchmarks.services import services
 from tool_service.config import PoolConfig, SandboxConfig
 from tool_service.sandbox import SandboxLimits
@@ -45,24 +45,18 @@ async def run(quick: bool) -> Result:
             {
                 "figure": "the same against a fresh interpreter per call",
                 "value": stateful["turns/s"] / fresh["turns/s"],
+                "aim": 15.0,
             },
-            {"figure": "CPU ms per stateful turn, all processes", "value": stateful["CPU ms"], "aim": 3.0},
+            {"figure": "CPU ms per stateful turn, all processes", "value": stateful["CPU ms/turn"], "aim": 3.0},
         ]
-    rows[1]["aim"] = 15.0
     async with (
         services(sandbox=_sandboxes(config, READY, READY + AT_ONCE)).only_tools() as started,
         ToolClient(started.targets["tool"]) as client,
     ):
-        seconds = await _first_observations(client, 4 if quick else 60)
+        rows += await first_observations(client, READY, 4 if quick else 60, aims_ms=(10.0, 40.0))
         served = await _single_use(lambda: _trajectory(client), 2.0 if quick else 30.0)
     bare = await _single_use(lambda: _docker_run(config), 2.0 if quick else 30.0)
     rows += [
-        {"figure": "open + first observation, warm pool, p50 ms", "value": percentile(seconds, 0.5) * 1e3, "aim": 10.0},
-        {
-            "figure": "open + first observation, warm pool, p99 ms",
-            "value": percentile(seconds, 0.99) * 1e3,
-            "aim": 40.0,
-        },
         {"figure": "trajectories/s, one discarded container each", "value": served},
         {"figure": f"`docker run` of the same container, {AT_ONCE} at once, per second", "value": bare},
         {"figure": "trajectories against `docker run`", "value": served / bare, "aim": 0.8},
@@ -91,37 +85,21 @@ async def _accepting() -> DockerConfig:
     return DockerConfig(accept_runtime_version=version, parallel_creations=AT_ONCE)
 
 
-async def _turns(client: ToolClient, tool: int, seconds: float) -> tuple[dict[str, float], dict[str, float]]:
+async def _turns(client: ToolClient, tool: int, seconds: float) -> tuple[Row, Row]:
+    """With the state kept, and with a fresh interpreter each."""
     sessions = await asyncio.gather(*(client.open(f"docker-{i}", ["python"]) for i in range(TRAJECTORIES)))
 
-    def sending(code: str) -> Callable[[int], Awaitable[None]]:
+    def sending(code: str) -> Turn:
         async def turn(number: int) -> None:
             answer = await sessions[number].act(f"<python>{code}</python>")
             assert text_of(answer.observations[0]) == EXPECTED, answer
 
         return turn
 
-    stateful = await _rate(sending(CODE), seconds, tool)
-    fresh = await _rate(sending(FRESH), seconds, tool)
+    stateful = await rate(sending(CODE), TRAJECTORIES, seconds, lambda: _cpu(tool))
+    fresh = await rate(sending(FRESH), TRAJECTORIES, seconds, lambda: _cpu(tool))
     await asyncio.gather(*(session.close() for session in sessions))
     return stateful, fresh
-
-
-async def _rate(turn: Callable[[int], Awaitable[None]], seconds: float, tool: int) -> dict[str, float]:
-    await asyncio.gather(*(turn(i) for i in range(TRAJECTORIES)))  # warm up
-    done = 0
-    cpu, begin = _cpu(tool), time.perf_counter()
-
-    async def drive(number: int) -> None:
-        nonlocal done
-        while time.perf_counter() < begin + seconds:
-            await turn(number)
-            done += 1
-
-    await asyncio.gather(*(drive(i) for i in range(TRAJECTORIES)))
-    elapsed = time.perf_counter() - begin
-    used = sum(after - cpu[pid] for pid, after in _cpu(tool).items() if pid in cpu)
-    return {"turns/s": done / elapsed, "CPU ms": used / done * 1e3}
 
 
 def _cpu(tool: int) -> dict[int, float]:
@@ -130,20 +108,6 @@ def _cpu(tool: int) -> dict[int, float]:
     for pid in (os.getpid(), tool, *(process.pid for process in psutil.process_iter() if process.name() in ENGINE)):
         with contextlib.suppress(psutil.NoSuchProcess):  # somebody else's container has ended
             found[pid] = cpu_seconds(pid)
-    return found
-
-
-async def _first_observations(client: ToolClient, count: int) -> list[float]:
-    found = []
-    for number in range(count):
-        while sum(pool.ready for pool in (await client.get_status()).pools) < READY:  # noqa: ASYNC110 - of a service
-            await asyncio.sleep(0.05)
-        begin = time.perf_counter()
-        session = await client.open(f"first-{number}", ["python"])
-        answer = await session.act(f"<python>{CODE}</python>")
-        found.append(time.perf_counter() - begin)
-        assert text_of(answer.observations[0]) == EXPECTED, answer
-        await session.close()
     return found
 
 

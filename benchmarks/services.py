@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,10 @@ from turnwire.cli.services import Services
 MODEL = "examples/tiny_policy/model"
 TOOLS = Path(__file__).parent / "tools"
 
+_folders = contextlib.ExitStack()
+"""Configs, logs and runs of what was started: gone when the benchmarks are over."""
+atexit.register(_folders.close)
+
 
 def services(
     *,
@@ -26,7 +32,7 @@ def services(
     model: str = MODEL,
 ) -> Services:
     """Not started yet: use `async with services()` for all three, or `.only_tools()`."""
-    folder = Path(tempfile.mkdtemp(prefix="turnwire-bench-"))
+    folder = Path(_folders.enter_context(tempfile.TemporaryDirectory(prefix="turnwire-bench-")))
     config = ServicesConfig(
         tool=ToolServiceConfig(
             tools={"search": {"top_k": 1}},

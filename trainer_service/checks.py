@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer_service import names
-from trainer_service.config import AlgorithmConfig, RunConfig, SourceConfig
+from trainer_service.config import AlgorithmConfig, RunConfig
 from trainer_service.data import files, generators
 from trainer_service.data.task import Task
 from trainer_service.rewards.registry import Judges
+from trainer_service.tasks_config import SourceConfig
 from turnwire.config import nearest
 from turnwire.errors import ConfigError, InvalidRequestError, Problem
 

@@ -7,10 +7,10 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from trainer_service.config import RewardConfig
 from trainer_service.data.task import Task
 from trainer_service.rewards.base import Attempt, Score
 from trainer_service.rewards.registry import Judges
+from trainer_service.tasks_config import RewardConfig
 
 _THREADS = min(32, max(4, os.cpu_count() or 1))
 

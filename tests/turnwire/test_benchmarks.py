@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def benchmarks(*arguments: object) -> subprocess.CompletedProcess[str]:
+def benchmarks(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=ROOT)
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=ROOT, env=variables)
 
 
 def results() -> dict[str, bytes]:
@@ -36,7 +38,19 @@ def test_a_quick_run_shows_a_table_and_writes_json_into_the_folder_that_it_is_gi
     assert results() == before
 
 
+@pytest.mark.needs("isolated-sandbox")
+def test_a_quick_run_with_sandboxes_has_both_sides_and_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    result = benchmarks("sandboxes", "--quick", "--output", tmp_path, TMPDIR=str(tmp_path / "tmp"))
+    assert result.returncode == 0, result.stderr
+    rows = {row["figure"]: row["value"] for row in json.loads((tmp_path / "sandboxes.json").read_text())["rows"]}
+    assert rows["open + first observation, warm pool, p50 ms"] <= rows["open + first observation, warm pool, p99 ms"]
+    ours, theirs = rows["an isolated sandbox from the warm interpreter, p50 ms"], rows["`unshare ... true`, p50 ms"]
+    assert rows["ours against unshare"] == pytest.approx(ours / theirs)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
 def test_an_unknown_benchmark_is_named_with_those_that_are_there() -> None:
     result = benchmarks("turn")
     assert result.returncode == 2
-    assert "unknown: turn; there are turns, python_turns" in result.stderr
+    assert "unknown: turn; there are turns, " in result.stderr

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from trainer_service.config import DataConfig, SourceConfig
 from trainer_service.data import files, generators
 from trainer_service.data.task import Message, Task
+from trainer_service.tasks_config import DataConfig, SourceConfig
 from turnwire.errors import ConfigError, Problem
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer_service.config import SourceConfig
 from trainer_service.data.task import Message, Task
+from trainer_service.tasks_config import SourceConfig
 from turnwire.errors import ConfigError, Problem
 
 _SHOWN_PROBLEMS = 20

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trainer_service.config import RewardConfig
 from trainer_service.rewards.base import Reward
+from trainer_service.tasks_config import RewardConfig
 from turnwire.config import convert, nearest
 from turnwire.errors import ConfigError, Problem
 
