@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
 from tool_service.config import SandboxConfig
@@ -20,6 +19,9 @@ from turnwire.errors import ExhaustedError
 from turnwire.v1 import tool_pb2
 
 logger = logging.getLogger(__name__)
+
+_RENEW_SECONDS = 1.0
+"""Between two looks at whether sandboxes are alive, and can be had."""
 
 
 def backend_of(config: SandboxConfig) -> SandboxBackend:
@@ -52,7 +54,7 @@ class Sandboxes:
             wait_seconds=config.pool.wait_seconds,
             recycle=config.pool.policy == "recycle",
         )
-        self._sweeping: asyncio.Task[None] | None = None
+        self._upkeep: list[asyncio.Task[None]] = []
         self.started = False
 
     @property
@@ -65,7 +67,7 @@ class Sandboxes:
         await self._backend.start()
         try:
             await self._pool.start()
-            self._sweeping = asyncio.create_task(self._sweep())
+            self._upkeep = [asyncio.create_task(self._sweep()), asyncio.create_task(self._renew())]
             self.started = True
         except BaseException:  # cancelled or failed, the backend that has started must not outlive it
             await self.close()
@@ -80,6 +82,12 @@ class Sandboxes:
             except SandboxError as error:
                 logger.warning("leftovers could not be looked for: %s", error)
 
+    async def _renew(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            self._pool.renew()
+
     async def take(self) -> Sandbox:
         """A fresh sandbox. Raises ExhaustedError when none is free in time."""
         try:
@@ -91,13 +99,17 @@ class Sandboxes:
         """Give back a sandbox that was taken: nothing of its use is left when this returns."""
         await self._pool.discard(sandbox)
 
+    @property
+    def trouble(self) -> str:
+        """Why no further sandbox can be had, as far as is known; empty when nothing speaks against it."""
+        stats = self._pool.stats()
+        return f"no sandbox can be made: {stats.last_error}" if stats.last_error and not stats.ready else ""
+
     async def health(self) -> str:
         """Why no sandbox can be had; empty when one can."""
         stats = self._pool.stats()
-        if stats.ready or stats.in_use:
-            return ""
-        if stats.last_error:
-            return f"no sandbox can be made: {stats.last_error}"
+        if self.trouble or stats.ready or stats.in_use:
+            return self.trouble
         try:
             await self.discard(await self.take())
         except (ExhaustedError, SandboxError) as error:
@@ -120,9 +132,8 @@ class Sandboxes:
 
     async def close(self) -> None:
         """End every sandbox and the backend."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeping
+        for task in self._upkeep:
+            task.cancel()
+        await asyncio.gather(*self._upkeep, return_exceptions=True)
         await self._pool.close()
         await self._backend.close()

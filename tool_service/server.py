@@ -15,6 +15,7 @@ from google.protobuf import timestamp_pb2
 from tool_service import wire
 from tool_service.config import ToolServiceConfig
 from tool_service.registry import RegisteredTool, ToolRegistry, load_registry
+from tool_service.sandbox.patience import PatientTimeout
 from tool_service.sandboxes import Sandboxes
 from tool_service.session import Session, Stream, TurnTask, run_action
 from tool_service.sessions import Sessions, narrowed
@@ -28,6 +29,9 @@ SERVICE_NAME = tool_pb2.DESCRIPTOR.services_by_name["ToolService"].full_name
 
 HEALTH_SECONDS = 5.0
 """How long a tool may take to say how it is."""
+
+WATCH_SECONDS = 0.5
+"""Between two looks at whether sandboxes can be had."""
 
 PASSES_BEFORE_READING_AHEAD = 3
 """Passes of the event loop after which a turn that still runs is worth reading beside. One that waits for nothing is
@@ -116,7 +120,7 @@ class ToolService(tool_pb2_grpc.ToolServiceServicer):
     async def _first(self, stream: Stream) -> tool_pb2.Open:
         seconds = self._config.sessions.open_timeout_seconds
         try:
-            async with asyncio.timeout(seconds):
+            async with PatientTimeout(time.monotonic() + seconds):
                 request = await stream.read()
         except TimeoutError:
             raise DeadlineError(f"no Open within {seconds:g} s (sessions.open_timeout_seconds)") from None
@@ -211,6 +215,7 @@ class ToolServer:
         self._shared: dict[str, Any] = {}
         self.sessions = Sessions(config.sessions, config.limits, self.registry, self._shared, self.sandboxes)
         self.server: Server | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def prepare(self) -> Server:
         """Start sandboxes and tools, and make the server, which is then to be started. After an error `close`."""
@@ -222,7 +227,20 @@ class ToolServer:
         self.server = Server(self.config.server, [SERVICE_NAME])
         service = ToolService(self.config, self.registry, self._shared, self.sandboxes, self.sessions)
         tool_pb2_grpc.add_ToolServiceServicer_to_server(service, self.server.grpc)
+        if self.sandboxes.started:
+            self._watching = asyncio.create_task(self._watch(self.server))
         return self.server
+
+    async def _watch(self, server: Server) -> None:
+        """Tell grpc.health.v1 when no sandbox can be had, and when they can be had again. Until cancelled."""
+        told = ""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            trouble = self.sandboxes.trouble
+            if bool(trouble) != bool(told):
+                told = trouble
+                logger.log(logging.ERROR if trouble else logging.INFO, "%s", trouble or "sandboxes can be had again")
+                await server.set_serving(not trouble)
 
     async def _set_up(self, tool: RegisteredTool) -> Any:
         try:
@@ -242,11 +260,14 @@ class ToolServer:
         return server.address
 
     async def drain(self) -> None:
-        """Take in no more trajectories."""
+        """Take in no more trajectories. Idempotent."""
         self.sessions.draining = True
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def close(self) -> None:
         """Release everything. The server must have been stopped."""
+        await self.drain()
         await self.sessions.close()
         for tool in self.registry.list_tools():
             if tool.name in self._shared:

@@ -20,6 +20,7 @@ import grpc.aio
 
 from tool_service.config import TurnLimits
 from tool_service.parsers import MAX_CALLS
+from tool_service.sandbox.patience import PatientTimer
 from tool_service.toolset import ToolSet
 from tool_service.wire import seconds_of
 from turnwire.errors import InvalidRequestError, TakenOverError, TurnwireError, WrongOrderError
@@ -110,8 +111,8 @@ class Owner(Protocol):
 
     counters: Counters
 
-    def lease(self, session: Session) -> asyncio.TimerHandle:
-        """Release the session after the lease, unless the handle is cancelled."""
+    def lease(self, session: Session) -> PatientTimer:
+        """Release the session after the lease, unless the timer is cancelled."""
 
 
 class Session:
@@ -131,7 +132,7 @@ class Session:
         self._running: TurnTask | None = None
         self._answered: TurnTask | None = None
         """The last one."""
-        self._lease: asyncio.TimerHandle | None = None
+        self._lease: PatientTimer | None = None
         self._ready: asyncio.Task[TurnwireError | None] = asyncio.create_task(self._reset())
 
     @property

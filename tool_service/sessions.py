@@ -22,6 +22,7 @@ import msgspec
 from tool_service import wire
 from tool_service.config import SessionsConfig, TurnLimits
 from tool_service.registry import ToolRegistry
+from tool_service.sandbox.patience import LATE_SECONDS, PatientTimer
 from tool_service.sandboxes import Sandboxes
 from tool_service.session import Counters, Session, Stream
 from tool_service.toolset import Binding, ToolSet
@@ -140,9 +141,9 @@ class Sessions:
             checked.append(Binding(registered, context, self._shared.get(binding.name)))
         return ToolSet(trajectory_id, checked, self._sandboxes)
 
-    def lease(self, session: Session) -> asyncio.TimerHandle:
-        """Release the session after the lease, unless the handle is cancelled."""
-        return asyncio.get_running_loop().call_later(self._config.lease_seconds, self.release, session)
+    def lease(self, session: Session) -> PatientTimer:
+        """Release the session after the lease, unless the timer is cancelled."""
+        return PatientTimer(time.monotonic() + self._config.lease_seconds, lambda: self.release(session))
 
     def release(self, session: Session) -> asyncio.Task[None]:
         """Begin to release everything that a session holds; the task ends when all is gone."""
@@ -181,9 +182,14 @@ class Sessions:
     async def _reap(self) -> None:
         """End streams that have been silent for too long: one task for all of them, not a timer a turn."""
         idle = self._config.idle_timeout_seconds
+        pause = min(max(idle / 10, 0.02), 5.0)
         while True:
-            await asyncio.sleep(min(max(idle / 10, 0.02), 5.0))
-            latest = time.monotonic() - idle
+            looked_at = time.monotonic()
+            await asyncio.sleep(pause)
+            now = time.monotonic()
+            if now - looked_at - pause > LATE_SECONDS:
+                continue  # it was us who stood still: what clients sent meanwhile is still to be read
+            latest = now - idle
             for session in list(self._sessions.values()):
                 if session.stream is None or session.busy or session.active_at > latest:
                     continue

@@ -23,12 +23,16 @@ from tool_service.config import TurnLimits
 from tool_service.parsers import check_arguments, compose
 from tool_service.registry import RegisteredTool
 from tool_service.sandbox.base import GRACE_SECONDS, Sandbox, SandboxError, Turn, TurnResult
+from tool_service.sandbox.patience import CHANCE_SECONDS, PatientTimeout
 from tool_service.sandboxes import Sandboxes
 from turnwire.config import nearest
 from turnwire.errors import InfraError, TurnwireError
 from turnwire.v1 import tool_pb2
 
 logger = logging.getLogger(__name__)
+
+PAST_SANDBOX_SECONDS = 0.5
+"""How much longer than a sandbox itself a call waits for the sandbox's turn to end."""
 
 PREPARE_SECONDS = 60.0
 """How long bringing a new sandbox into a tool's state may take."""
@@ -137,9 +141,9 @@ class ToolSet:
             return ToolObservation.failed("timeout: the calls before used up the turn's time", "TIMEOUT")
         call = context if end == context.deadline else msgspec.structs.replace(context, deadline=end)
         # A sandbox ends its turn itself and keeps the output so far; only when it does not, the call is cancelled.
-        grace = GRACE_SECONDS + 0.5 if tool.needs_sandbox else tool.grace_seconds
+        grace = GRACE_SECONDS + PAST_SANDBOX_SECONDS if tool.needs_sandbox else tool.grace_seconds
         try:
-            async with asyncio.timeout_at(end + grace) as scope:
+            async with PatientTimeout(end + grace, CHANCE_SECONDS + PAST_SANDBOX_SECONDS) as scope:
                 observation = _checked(await tool.execute(action, call))
             tool.update_state(action, observation)
         except TurnwireError as error:

@@ -131,6 +131,22 @@ async def test_failures_of_ours_and_outcomes_that_differ_under_load_are_told() -
     assert "it was OK with 1 at a time, and TIMEOUT now" in await told_of(ok, late, passes=(1, 2))
 
 
+class Dies(Step):
+    """A turn that is killed, and takes its sandbox along."""
+
+    async def take(self, sandbox: Sandbox, names: dict[str, str]) -> TurnResult:
+        await sandbox.kill()
+        return TurnResult(TurnStatus.TIMEOUT)
+
+
+@pytest.mark.needs("isolated-sandbox")
+async def test_a_case_ends_with_its_sandbox_and_the_trajectory_goes_on_in_another() -> None:
+    one = dataclasses.replace(case("A1-x", "dies"), steps=(Dies(), py("1", shows="1")))
+    report = await examine(lambda: backend_of("isolated"), [one])
+    assert not failures(report)
+    assert [outcome.kinds for outcome in report.outcomes] == [(TurnStatus.TIMEOUT,)]
+
+
 class Leak(Step):
     """The service's secret in a turn's result."""
 

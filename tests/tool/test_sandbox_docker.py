@@ -6,9 +6,7 @@ import asyncio
 import json
 import os
 import re
-import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -323,42 +321,3 @@ async def test_a_sweep_takes_the_leftovers_of_dead_services_of_this_owner_alone(
             assert kept.status == "running"
     assert (await python(ours, "1")).status is TurnStatus.OK
     living.close()
-
-
-_SERVICE = """
-import asyncio, json, sys
-sys.path.insert(0, "tests/tool")
-from docker_harness import docker_config
-from tool_service.sandbox import SandboxLimits, Turn
-from tool_service.sandbox.docker import DockerBackend
-
-async def main():
-    backend = DockerBackend(docker_config(), owner=sys.argv[1])
-    await backend.start()
-    made = await asyncio.gather(*(backend.create(SandboxLimits()) for _ in range(int(sys.argv[2]))))
-    turn = Turn("python", {"code": "import time; time.sleep(600)"}, 600)
-    turns = [asyncio.create_task(one.run(turn)) for one in made]
-    await asyncio.sleep(0.5)
-    print("ready", flush=True)
-    await asyncio.gather(*turns)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.timeout(400)
-async def test_a_service_that_is_killed_with_fifty_containers_leaves_none() -> None:
-    owner = new_owner()
-    with foreign_container({OWNER: new_owner(), INSTANCE: "0" * 16}) as foreign:
-        service = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _SERVICE, owner, "50"), cwd=ROOT, stdout=asyncio.subprocess.PIPE
-        )
-        assert service.stdout is not None
-        assert await service.stdout.readline() == b"ready\n"
-        assert len(containers(owner)) == 50
-        os.kill(service.pid, signal.SIGKILL)
-        await service.wait()
-        async with running_backend(owner):
-            assert await until(lambda: containers(owner) == [], 60)
-        foreign.reload()
-        assert foreign.status == "running"

@@ -127,6 +127,32 @@ async def test_a_taker_that_gives_up_at_the_moment_it_is_served_gives_the_sandbo
     await pool.close()
 
 
+async def test_what_died_while_ready_is_replaced_before_anybody_asks(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=2, limits=LIMITS, max_total=3)
+    await pool.start()
+    for sandbox in list(pool._ready):
+        await sandbox.kill()
+    assert pool.stats().ready == 0
+    pool.renew()
+    assert await settled(pool, 2)
+    await pool.close()
+
+
+async def test_a_pool_that_keeps_none_ready_finds_out_when_sandboxes_can_be_made_again() -> None:
+    backend = FailingBackend(SandboxUnavailable("no luck"))
+    await backend.start()
+    pool = WarmPool(backend, size=0, limits=LIMITS, max_total=1, wait_seconds=0.05)
+    with pytest.raises(PoolExhausted, match="no luck"):
+        await pool.take()
+    async with asyncio.timeout(20):
+        while not pool.stats().ready:
+            pool.renew()
+            await asyncio.sleep(0.02)
+    assert pool.stats().last_error == ""
+    await pool.close()
+    await backend.close()
+
+
 async def test_what_died_while_ready_is_not_handed_out(backend: ProcessBackend) -> None:
     pool = WarmPool(backend, size=2, limits=LIMITS, max_total=3)
     await pool.start()
@@ -143,15 +169,20 @@ class FailingBackend(ProcessBackend):
 
     failures = 3
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
     async def create(self, limits: SandboxLimits) -> Sandbox:
         if self.failures and self._mode == "isolated" and self.tier.value:
             self.failures -= 1
-            raise SandboxUnavailable("no luck")
+            raise self.error
         return await super().create(limits)
 
 
-async def test_failed_creations_are_retried_and_told() -> None:
-    backend = FailingBackend()
+@pytest.mark.parametrize("error", [SandboxUnavailable("no luck"), MemoryError("no luck")])
+async def test_failed_creations_are_retried_and_told(error: Exception) -> None:
+    backend = FailingBackend(error)
     await backend.start()
     pool = WarmPool(backend, size=0, limits=LIMITS, max_total=1, wait_seconds=0.2, parallel_creations=1)
     with pytest.raises(PoolExhausted, match="no luck"):
@@ -240,7 +271,8 @@ async def test_a_sandbox_that_no_longer_answers_is_not_handed_out(backend: Proce
     pool = WarmPool(backend, size=1, limits=LIMITS, max_total=2)
     await pool.start()
     (mute,) = pool._ready
-    max(psutil.Process().children(recursive=True), key=psutil.Process.create_time).suspend()  # its supervisor
+    (worker,) = [process for process in psutil.Process().children(recursive=True) if not process.children()]
+    psutil.Process(worker.ppid()).suspend()  # its supervisor
     taken = await pool.take()
     assert taken.id != mute.id
     assert (await taken.run(Turn("python", {"code": "1"}))).stdout == b"1\n"

@@ -133,8 +133,10 @@ def test_numbers_of_other_calling_conventions_get_nowhere(machine: str) -> None:
         ("personality", (0xFFFFFFFF,), True, 0),
         ("personality", (0x0040000,), True, errno.EPERM),
         ("sched_setscheduler", (0, 1), True, errno.EPERM),
-        ("mq_open", (), True, 0),
-        ("mq_open", (), False, errno.EPERM),
+        ("mq_open", (), True, errno.EPERM),
+        ("shmget", (), True, errno.EPERM),
+        ("inotify_init1", (), True, 0),
+        ("inotify_init1", (), False, errno.EPERM),
         ("sync", (), True, None),
     ],
 )

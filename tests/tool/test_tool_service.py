@@ -1,9 +1,6 @@
 """The service as a whole: what it lists, its single calls, its status, its start and its end as a process."""
 
 import asyncio
-import contextlib
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -12,14 +9,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import psutil
 import pytest
 import tool_harness as harness
 from google.protobuf import json_format
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tool_harness import Service, Trajectory, binding, error_of, eventually, nothing_left, text_of, texts
 
-from turnwire.v1 import tool_pb2, tool_pb2_grpc
+from turnwire.v1 import tool_pb2
 
 pytestmark = pytest.mark.needs("isolated-sandbox")
 
@@ -131,60 +126,6 @@ async def test_draining_refuses_new_trajectories_and_finishes_old_ones(service: 
 
 
 # As a process
-
-
-@contextlib.asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """The service started as users start it; the address that it prints."""
-    started = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tool_service", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert started.stdout is not None
-    try:
-        line = (await asyncio.wait_for(started.stdout.readline(), 30)).decode()
-        yield started, line.removeprefix("listening on ").strip()
-    finally:
-        if started.returncode is None:
-            started.kill()
-        await started.wait()
-
-
-async def test_the_process_serves_drains_and_ends(tmp_path: Path) -> None:
-    config = tmp_path / "tool.yaml"
-    config.write_text(f"plugins:\n  directories: [{harness.PLUGINS}]\nserver: {{drain_seconds: 5}}\n")
-    async with process("--config", str(config), "sandbox.pool.ready=1") as (started, address):
-        async with grpc.aio.insecure_channel(address) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
-            request = health_pb2.HealthCheckRequest(service="turnwire.v1.ToolService")
-            assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
-            stub: Any = tool_pb2_grpc.ToolServiceStub(channel)
-            request = tool_pb2.ExecuteRequest(tool=binding("sleep"), text="<sleep>1</sleep>")
-            running = asyncio.create_task(_finish(stub.Execute(request)))
-            await asyncio.sleep(0.3)
-            started.send_signal(signal.SIGTERM)
-            assert texts(await running) == ["1"]  # what runs is finished
-        assert await asyncio.wait_for(started.wait(), 10) == 0
-
-
-async def _finish(call: Any) -> Any:
-    return await call
-
-
-async def test_a_killed_service_leaves_no_process() -> None:
-    async with process("plugins.entry_points=false", "sandbox.pool.ready=2") as (started, address):
-        async with grpc.aio.insecure_channel(address) as channel:
-            stub: Any = tool_pb2_grpc.ToolServiceStub(channel)
-            request = tool_pb2.ExecuteRequest(tool=binding("python"), text="<python>1+1</python>")
-            assert texts(await stub.Execute(request)) == ["2"]
-        children = _descendants(started.pid)
-        assert children
-        started.kill()
-        await started.wait()
-        await eventually(lambda: not any(os.path.exists(f"/proc/{child}") for child in children))
-
-
-def _descendants(pid: int) -> list[int]:
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
 @pytest.mark.parametrize(

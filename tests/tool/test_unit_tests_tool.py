@@ -161,6 +161,15 @@ async def test_a_cheat_passes_no_test(service: Service, cheat: str, tests: str) 
         ("if __name__ == '__main__':\n    raise SystemExit(1)\nA = 5", "from solution import *\nassert A == 5"),
         ("import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int", "assert P(1) == P(1) and P(1) != P(2)"),
         ("seen = []\ndef f(x): seen.append(x); return len(seen)", "assert f(1) == 1\nassert f(1) == 2"),
+        ("import collections\ndef f(x): return collections.Counter(x)",
+         "assert f('aab') == {'a': 2, 'b': 1}\nassert f('aab').most_common(1) == [('a', 2)]\nassert 'a' in f('a')"),
+        ("import collections\nP = collections.namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
+         "assert f() == (1, 2)\nassert f().y == 2"),
+        ("from fractions import Fraction\ndef f(): return Fraction(1, 2)",
+         "assert f() == 0.5\nassert 0 < f() < 1\nassert abs(2 * f() - 1) < 1e-9\nassert 3 - f() == 2.5"),
+        ("class V:\n    def __init__(self, x): self.x = x\n    def __mul__(self, n): return V(self.x * n)",
+         "assert (V(2) * 3).x == 6"),
+        ("def f(): return range(1, 10, 3)", "assert f() == range(1, 10, 3)"),
     ],
 )  # fmt: skip
 async def test_what_tests_may_do_with_a_program(service: Service, code: str, tests: str) -> None:
@@ -176,6 +185,8 @@ async def test_what_tests_may_do_with_a_program(service: Service, code: str, tes
         ("def f(a): return a, 0.1 + 0.2", [{"call": "f", "args": [10**30], "returns": [10**30, 0.3]}], 1),
         ("def f(): return {1: True}", [{"call": "f", "returns": {"1": True}}, {"call": "f", "returns": {}}], 1),
         ("def f(): return 1", [{"call": "g", "returns": 1}, {"call": "f", "returns": "1"}], 0),
+        ("import collections\ndef f(x): return [collections.Counter(x)]",
+         [{"call": "f", "args": ["a"], "returns": [{"a": 1}]}, {"call": "f", "args": ["b"], "returns": [{"a": 1}]}], 1),
         ("print(sum(map(int, input().split())))", [{"stdin": "1 2\n", "stdout": "3"}, {"stdin": "", "stdout": "0"}], 1),
         ("print('a ')\nprint()\n", [{"stdin": "", "stdout": "a"}], 1),
         ("print('x' * 50_000_000)", [{"stdin": "", "stdout": "x"}], 0),
@@ -187,6 +198,25 @@ async def test_what_tests_may_do_with_a_program(service: Service, code: str, tes
 async def test_cases_are_calls_or_whole_programs(service: Service, code: str, cases: list[Any], passed: int) -> None:
     observation = await judged(service, code, cases=json.dumps(cases), test_seconds=1.5)
     assert counts(observation) == (passed, len(cases)), text_of(observation)
+
+
+@pytest.mark.parametrize(
+    "check",
+    ["abs(f() - 3) < 1e-6", "abs(3 - f()) < 1e-6", "round(f() - 3) == 0", "not f() - 3", "2 < f() < 4", "3 in f()"],
+)
+async def test_an_object_of_the_programs_is_not_its_own_judge(service: Service, check: str) -> None:
+    zeros = "sub rsub abs neg round bool int index"
+    yes = "lt gt le ge contains"
+    members = [f"    def __{name}__(self, *a): return 0" for name in zeros.split()]
+    members += [f"    def __{name}__(self, *a): return True" for name in yes.split()]
+    code = "\n".join(["class Agrees:", *members, "def f(): return Agrees()"])
+    assert counts(await judged(service, code, tests=f"assert {check}")) == (0, 1)
+
+
+async def test_what_a_program_says_may_hold_anything(service: Service) -> None:
+    observation = await judged(service, "def add(a, b): raise ValueError('\\ud800\\0' * 500)", tests=PLAIN)
+    assert (counts(observation), error_of(observation)) == ((0, 2), "")
+    assert "\\ud800" in text_of(observation)
 
 
 async def test_a_program_may_be_in_bash(service: Service) -> None:
@@ -275,6 +305,11 @@ async def test_modules_that_a_program_writes_are_not_the_tests(service: Service)
 
 
 async def test_each_run_leaves_nothing(service: Service) -> None:
+    code = "import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass\n" + RIGHT
+
+    async def run(count: int) -> None:
+        await asyncio.gather(*(judged(service, code, tests=PLAIN, test_seconds=1) for _ in range(count)))
+
+    await run(8)  # opens as many connections to the engine as it keeps
     async with nothing_left(service):
-        code = "import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass\n" + RIGHT
-        await asyncio.gather(*(judged(service, code, tests=PLAIN, test_seconds=1) for _ in range(3)))
+        await run(3)

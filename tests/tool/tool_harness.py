@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import psutil
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from tool_service.config import ToolServiceConfig
 from tool_service.server import ToolServer
@@ -68,9 +70,9 @@ class Trajectory:
     async def send(self, **message: Any) -> None:
         await self.call.write(tool_pb2.InteractRequest(**message))
 
-    async def receive(self) -> tool_pb2.InteractResponse:
+    async def receive(self, patience: float = 20) -> tool_pb2.InteractResponse:
         """The next message. Raises AioRpcError when the stream ends with an error, EOFError when it ends without."""
-        response = await asyncio.wait_for(self.call.read(), 20)
+        response = await asyncio.wait_for(self.call.read(), patience)
         if response is grpc.aio.EOF:
             raise EOFError
         return response
@@ -87,9 +89,9 @@ class Trajectory:
         await self.send(open=message)
         return (await self.receive()).opened
 
-    async def act(self, turn: int, text: str, **fields: Any) -> tool_pb2.ObservationTurn:
+    async def act(self, turn: int, text: str, patience: float = 20, **fields: Any) -> tool_pb2.ObservationTurn:
         await self.send(action=tool_pb2.ActionTurn(turn=turn, text=text, **fields))
-        return (await self.receive()).observation
+        return (await self.receive(patience)).observation
 
     async def close(self) -> tool_pb2.Closed:
         await self.send(close=tool_pb2.Close())
@@ -121,6 +123,15 @@ def error_of(observation: tool_pb2.Observation) -> str:
     """The error's name without its prefix; empty for an ordinary result."""
     name = common_pb2.ErrorKind.Name(observation.error)
     return "" if observation.error == 0 else name.removeprefix("ERROR_KIND_")
+
+
+def retry_seconds(error: grpc.aio.AioRpcError) -> float:
+    """The delay after which a refused caller is told to come back."""
+    status = rpc_status.from_call(error)
+    assert status is not None
+    retry = error_details_pb2.RetryInfo()
+    assert status.details[0].Unpack(retry)
+    return retry.retry_delay.ToTimedelta().total_seconds()
 
 
 @contextlib.asynccontextmanager
@@ -177,8 +188,8 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-async def eventually(condition: Any, seconds: float = 5.0) -> None:
-    """Wait until a condition (a function, or one that makes a coroutine) holds."""
+async def eventually(condition: Any, seconds: float = 5.0, pause: float = 0.01) -> None:
+    """Wait until a condition (a function, or one that makes a coroutine) holds. `pause`: between two looks."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -187,4 +198,4 @@ async def eventually(condition: Any, seconds: float = 5.0) -> None:
         if value:
             return
         assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(pause)

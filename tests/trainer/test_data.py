@@ -11,10 +11,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from trainer_service.config import DataConfig, SourceConfig
 from trainer_service.data.dataset import Source, TrainingStream, evaluation_tasks, load_sources
 from trainer_service.data.files import load_tasks
 from trainer_service.data.task import Message
+from trainer_service.tasks_config import DataConfig, SourceConfig
 from turnwire.config import convert
 from turnwire.errors import ConfigError
 

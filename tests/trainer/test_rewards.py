@@ -12,13 +12,13 @@ import pytest
 from trainer_harness import attempt, task
 
 from trainer_service import judging
-from trainer_service.config import RewardConfig
 from trainer_service.data import generators
 from trainer_service.judging import Judge, RewardError
 from trainer_service.rewards import registry
 from trainer_service.rewards.base import Score, ToolOutcome
 from trainer_service.rewards.numeric import parse_number
 from trainer_service.rewards.registry import Judges, RewardRegistry
+from trainer_service.tasks_config import RewardConfig
 from turnwire.config import convert
 from turnwire.errors import ConfigError
 

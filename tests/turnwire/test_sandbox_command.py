@@ -7,9 +7,11 @@ import fcntl
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ def turnwire(*arguments: str) -> Result:
 @isolated
 def test_a_check_says_what_holds_and_what_a_sandbox_sees() -> None:
     command = [sys.executable, "-m", "turnwire.cli", "sandbox", "check", "limits.processes=48"]
-    command += ["--only", "state-persists,B9,G1-environment"]
+    command += ["--only", "state-persists,B9-stop,G1-environment"]
     environment = {**os.environ, "COLUMNS": "80"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 0, done.stderr
@@ -47,7 +49,7 @@ def test_a_check_says_what_holds_and_what_a_sandbox_sees() -> None:
 
 @isolated
 def test_a_check_for_programs() -> None:
-    done = turnwire("check", "--only", "B9,F6*", "--parallel", "2", "--json")
+    done = turnwire("check", "--only", "B9-stop,F6*", "--parallel", "2", "--json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert {key: found[key] for key in ("backend", "tier", "ok", "problems", "not_promised")} == {
@@ -68,8 +70,22 @@ def test_a_check_for_programs() -> None:
 
 
 @isolated
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_check_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "turnwire.cli", "sandbox", "check", "--only", "A25*,B1*", "--parallel", "2"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        while not list(tmp_path.glob("turnwire-check-*")):
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.send_signal(number)
+        assert running.wait(60) == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+@isolated
 def test_a_line_a_case() -> None:
-    done = turnwire("check", "--only", "B9", "--verbose")
+    done = turnwire("check", "--only", "B9-stop", "--verbose")
     (line,) = [line.split() for line in done.stdout.splitlines() if "B9-stop" in line]
     assert line[:-2] == ["B9-stop", "SIGSTOP", "to", "its", "own", "group", "timeout", "ok"]
 
@@ -77,7 +93,13 @@ def test_a_line_a_case() -> None:
 @isolated
 def test_what_a_tier_does_not_promise_is_not_held_against_it() -> None:
     done = turnwire(
-        "check", "--tier", "restricted", "--only", "A10,B9", "--json", "process.interpreter=/usr/bin/python3"
+        "check",
+        "--tier",
+        "restricted",
+        "--only",
+        "A10-*-fill,B9-stop",
+        "--json",
+        "process.interpreter=/usr/bin/python3",
     )
     found = json.loads(done.stdout)
     assert (done.exit_code, found["tier"], [one["id"] for one in found["cases"]]) == (0, "restricted", ["B9-stop"])

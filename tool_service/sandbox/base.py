@@ -8,8 +8,8 @@ Inside every sandbox the same two kinds of standard-library Python run (`inside/
 
 - the *supervisor*, first process of the sandbox and only holder of the service's connection. It starts workers, feeds
   them turns, drains their output under a cap, enforces deadlines and memory, and is the only source of a status;
-- one *worker* a runtime (`python`, `sql`, ...), started at its first turn, in which untrusted code runs. Whatever a
-  worker says is untrusted: bounded, checked, never unpickled.
+- one *worker* a runtime (`python`, `sql`, ...), in which untrusted code runs; the first is started before it is known
+  which runtime it will be. Whatever a worker says is untrusted: bounded, checked, never unpickled.
 
 Invariants that every backend keeps (hostile/ runs the same cases on each):
 

@@ -4,7 +4,7 @@ pool recycles, is emptied and, once it is verified that nothing is left in it, s
 Invariants: at most `max_total` sandboxes exist (ready, in use, being made, being ended); at most `max_waiting` takers
 wait, each at most `wait_seconds`; past either the taker gets `PoolExhausted` with a delay. What was taken is handed out
 again only after `Sandbox.reset` has vouched for it. What waited is handed out only if it still answers. The pool comes
-back to `size` ready by itself.
+back to `size` ready by itself, and finds out by itself when sandboxes can be made again.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _BACKOFF_SECONDS = (0.1, 5.0)
 """After a failed creation: first and longest pause."""
 _REFILL_SECONDS = 0.1
 _SURPLUS_SECONDS = 30.0
-"""How long a recycled sandbox beyond the pool's size may go without being needed."""
+"""How long a sandbox beyond the pool's size may go without being needed."""
 
 
 class PoolStats(msgspec.Struct, frozen=True):
@@ -86,9 +86,22 @@ class WarmPool:
             self._ready.append(sandbox)
 
     def stats(self) -> PoolStats:
-        return PoolStats(
-            len(self._ready), len(self._in_use), self._creating, len(self._waiters), self._failures, self._last_error
-        )
+        ready = sum(sandbox.alive for sandbox in self._ready)
+        return PoolStats(ready, len(self._in_use), self._creating, len(self._waiters), self._failures, self._last_error)
+
+    def renew(self) -> None:
+        """Replace what died while it was ready; and where the last creation failed and nobody waits for another, try
+        one all the same. To be called now and then, so that `stats` tell how things are."""
+        for sandbox in [sandbox for sandbox in self._ready if not sandbox.alive]:
+            self._ready.remove(sandbox)
+            self._end(sandbox)
+        self._refill()
+        if self._last_error and not (self._closed or self._creating or self._ready) and self._total < self._max_total:
+            self._begin_creation()
+
+    @property
+    def _total(self) -> int:
+        return len(self._ready) + len(self._in_use) + self._creating + self._ending
 
     async def take(self) -> Sandbox:
         """A fresh sandbox that is the caller's until `discard`. Raises `PoolExhausted`."""
@@ -147,9 +160,8 @@ class WarmPool:
         try:
             if not (recycle and await self._is_as_new(sandbox)):
                 await sandbox.kill()
-            elif not self._hand_out(sandbox) and self._trimming is None:
-                self._fewest_ready = len(self._ready)
-                self._trimming = asyncio.get_running_loop().call_later(_SURPLUS_SECONDS, self._trim)
+            else:
+                self._hand_out(sandbox)
         except SandboxError as error:
             log.error("a sandbox did not end: %s", error)  # noqa: TRY400 - the message says it all
         finally:
@@ -180,23 +192,28 @@ class WarmPool:
     def _refill(self) -> None:
         """Start as many creations as are wanted and allowed."""
         while not self._closed:
-            total = len(self._ready) + len(self._in_use) + self._creating + self._ending
             wanted = self._size + len(self._waiters) - len(self._ready) - self._creating
-            if wanted <= 0 or total >= self._max_total or self._creating >= self._parallel:
+            if wanted <= 0 or self._total >= self._max_total or self._creating >= self._parallel:
                 return
-            self._creating += 1
-            self._spawn(self._create())
+            self._begin_creation()
+
+    def _begin_creation(self) -> None:
+        self._creating += 1
+        self._spawn(self._create())
 
     async def _create(self) -> None:
         try:
             if self._pause:
                 await asyncio.sleep(self._pause)
             sandbox = await self._backend.create(self._limits)
-        except SandboxError as error:
+        except Exception as error:  # whatever it was: nobody else would hear of it, and the next creation may succeed
             self._failures += 1
-            self._last_error = str(error)
+            self._last_error = str(error) or type(error).__name__
             self._pause = min(max(self._pause * 2, _BACKOFF_SECONDS[0]), _BACKOFF_SECONDS[1])
-            log.error("no sandbox could be made, next try in %g s: %s", self._pause, error)  # noqa: TRY400 - as above
+            bug = None if isinstance(error, SandboxError) else error  # of which the message does not say it all
+            log.error(  # noqa: TRY400
+                "no sandbox could be made, next try in %g s: %s", self._pause, self._last_error, exc_info=bug
+            )
         else:
             self._pause, self._last_error = 0.0, ""
             self._hand_out(sandbox)
@@ -204,19 +221,21 @@ class WarmPool:
             self._creating -= 1
             self._refill()
 
-    def _hand_out(self, sandbox: Sandbox) -> bool:
-        """To one who waits, or else among the ready. False when there are more of these now than `size`."""
+    def _hand_out(self, sandbox: Sandbox) -> None:
+        """To one who waits, or else among the ready: there may be more of these then than `size`, for a while."""
         if self._closed:
             self._end(sandbox)
-            return True
+            return
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 self._in_use[sandbox.id] = sandbox
                 waiter.set_result(sandbox)
-                return True
+                return
         self._ready.append(sandbox)
-        return len(self._ready) <= self._size
+        if len(self._ready) > self._size and self._trimming is None:
+            self._fewest_ready = len(self._ready)
+            self._trimming = asyncio.get_running_loop().call_later(_SURPLUS_SECONDS, self._trim)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

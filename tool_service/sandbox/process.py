@@ -174,21 +174,14 @@ class ProcessBackend(SandboxBackend):
         if self._closed:
             raise SandboxUnavailable("the backend is closed")
         async with self._creating:
-            zygote = await self._ensure_zygote()
             sandbox_id = secrets.token_hex(8)
-            uid = self._uids.take(sandbox_id) if os.geteuid() == 0 else os.geteuid()
-            workspace = "" if self._mode == "isolated" else self._scratch.make(sandbox_id, uid)
-            own_death = TurnStatus.INFRA if self._mode == "isolated" else TurnStatus.SESSION_LOST
-            sandbox = SupervisedSandbox(sandbox_id, self._kill, own_death)
-            self._sandboxes[sandbox_id] = sandbox
-            ours, theirs = socket.socketpair()
-            with theirs:
-                await asyncio.get_running_loop().create_unix_connection(lambda: sandbox, sock=ours)
-                try:
-                    zygote.create(sandbox_id, uid, workspace, limits_as_dict(limits), theirs)
-                except OSError as error:
-                    self._forget(sandbox_id, infra=True)
-                    raise SandboxUnavailable(f"the zygote cannot be reached: {error}") from error
+            try:
+                sandbox = await self._ask_for(sandbox_id, limits)
+            except BaseException as error:  # the zygote knows nothing of it, so nobody else would free what it holds
+                self._forget(sandbox_id, infra=True)
+                if isinstance(error, OSError):
+                    raise SandboxUnavailable(f"no sandbox can be asked for: {error}") from error
+                raise
             try:
                 await sandbox.wait_ready()
             except SandboxUnavailable:
@@ -196,6 +189,20 @@ class ProcessBackend(SandboxBackend):
                 raise
             self._created += 1
             return sandbox
+
+    async def _ask_for(self, sandbox_id: str, limits: SandboxLimits) -> SupervisedSandbox:
+        """Get all that a sandbox needs, and tell the zygote. Raises OSError for what this process lacks."""
+        zygote = await self._ensure_zygote()
+        uid = self._uids.take(sandbox_id) if os.geteuid() == 0 else os.geteuid()
+        workspace = "" if self._mode == "isolated" else self._scratch.make(sandbox_id, uid)
+        own_death = TurnStatus.INFRA if self._mode == "isolated" else TurnStatus.SESSION_LOST
+        sandbox = SupervisedSandbox(sandbox_id, self._kill, own_death)
+        self._sandboxes[sandbox_id] = sandbox
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await asyncio.get_running_loop().create_unix_connection(lambda: sandbox, sock=ours)
+            zygote.create(sandbox_id, uid, workspace, limits_as_dict(limits), theirs)
+        return sandbox
 
     async def sweep(self) -> int:
         """Only the restricted tier leaves anything on the host that can outlive a service: workspaces."""

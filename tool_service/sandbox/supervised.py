@@ -20,6 +20,7 @@ from tool_service.sandbox.base import (
     TurnStatus,
 )
 from tool_service.sandbox.inside import frames
+from tool_service.sandbox.patience import PatientTimer
 
 _READY_SECONDS = 30.0
 _FILE_SECONDS = 60.0
@@ -166,7 +167,7 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[_Answer, bytes]] = loop.create_future()
         self._answer = future
-        timer = loop.call_later(seconds, _too_late, future)
+        timer = PatientTimer(loop.time() + seconds, lambda: _too_late(future))
         try:
             if header is not None:
                 self._transport.write(frames.encode(header, blob))

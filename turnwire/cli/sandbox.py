@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import signal
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -19,6 +20,8 @@ from turnwire.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from tool_service.config import SandboxConfig
     from tool_service.sandbox import SandboxBackend
+
+T = TypeVar("T")
 
 _BACKENDS = ("process", "docker")
 _TIERS = ("isolated", "restricted")
@@ -83,7 +86,7 @@ def check(
         settings = _sandbox_settings(_tool_service(config), backend, overrides)
         passes = (1,) if parallel == 1 else (1, parallel)
         with sandbox_report.Progress() as progress:
-            report = asyncio.run(
+            report = _run_to_its_end(
                 hostile.examine(lambda: _backend(settings, tier), cases, passes, settings.limits, progress.add)
             )
     if as_json:
@@ -118,6 +121,27 @@ def sweep(overrides: tuple[str, ...], config: str | None, backend: str | None, d
     else:
         sandbox_sweep.show(found)
     sys.exit(2 if found.errors else 0)
+
+
+def _run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """What it gives. Ctrl-C and SIGTERM let it clear up after itself, and exit as a shell says that they do."""
+    came: list[int] = []
+
+    async def run() -> T:
+        task = asyncio.ensure_future(work)
+
+        def stop(number: int) -> None:
+            came.append(number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        return await task
+
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        sys.exit(128 + came[0])
 
 
 @contextlib.contextmanager

@@ -216,4 +216,78 @@ CASES: tuple[Case, ...] = (
             shows=("0o100700 2 8.0", "0o40711 0o100700\n2\n36\n", "978307200\nran"),
         ),
     ),
+    case(
+        "D6-very-deep",
+        "folders in folders, 10,000 deep where there is room, then taken into outputs and left to be removed",
+        py(
+            "import os, time\nend = time.monotonic() + 5; n = 0\ntry:\n  while n < 10**4 and time.monotonic() < end: os.mkdir('d'); os.chdir('d'); n += 1\nexcept OSError as error: print(error)\nprint('deep', n > 300); os.chdir(os.environ['HOME']); os.makedirs('outputs'); os.rename('d', 'outputs/d')",
+            shows="deep True",
+        ),
+        *(Fetch("/".join(("outputs", *"d" * depth))) for depth in (1, 100, 500)),
+        Put("/".join(("outputs", *"d" * 500)), refused=True),
+        bash("cd outputs/d/d && pwd", shows="outputs/d/d"),
+        py("1", shows="1"),
+    ),
+    case(
+        "D4-names-of-every-kind",
+        "names of 255 bytes, that look like options, patterns, commands and escapes",
+        py(
+            "import os; os.makedirs('outputs')\nfor name in ('a' * 255, '\\u20ac' * 85, '-rf', '*', '$(x)', '\\x1b[31m', ' ', '\\u202e', 'a\\\\b', '\\n\\r\\t'): open('outputs/' + name, 'w').write('x')"
+        ),
+        *(
+            Fetch(f"outputs/{name}", holds=b"x")
+            for name in ("a" * 255, "\u20ac" * 85, "-rf", "*", "$(x)", " ", "\u202e", "\n\r\t")
+        ),
+        *(Put(name, refused=True) for name in ("outputs/\ud800", "a" * 256, "outputs/-rf/x", "a//b", "./a", "a/")),
+    ),
+    case(
+        "D1-links-in-circles",
+        "chains of links, links through themselves, links that come and go while they are followed",
+        py(
+            "import os, threading\nfor i in range(60): os.symlink(f's{i + 1}', f's{i}')\nos.symlink('.', 'here'); os.symlink('here/' * 40 + 'x', 'deep'); open('a', 'w').write('x')\ndef swap():\n  while 1:\n    try: os.rename('a', 'c'); os.symlink('/etc/passwd', 'a'); os.unlink('a'); os.mkfifo('a'); os.unlink('a'); os.mkdir('a'); os.rmdir('a'); os.rename('c', 'a')\n    except OSError: pass\nthreading.Thread(target=swap, daemon=True).start()"
+        ),
+        *(Fetch(path) for path in ("s0", "deep", "here/here/nothing")),
+        *(Fetch("a", holds=b"x", or_refused=True),) * 20,
+        Put("here/here/y", b"1"),
+        Fetch("y", holds=b"1"),
+    ),
+    case(
+        "D6-no-files-to-write-to",
+        "pipes with and without a reader, folders, closed files in the place of a file that is put",
+        py(
+            "import os\nos.mkfifo('p'); os.mkfifo('q'); fd = os.open('q', os.O_RDWR); os.mkdir('m', 0); open('r', 'w').close(); os.chmod('r', 0)"
+        ),
+        *(Put(path, refused=True) for path in ("p", "q", "m", "m/x", "r")),
+        *(Fetch(path) for path in ("p", "q", "m", "m/x", "r")),
+        py("os.chmod('.', 0o500)"),
+        Put("x", refused=True),
+        py("os.chmod('.', 0o700)"),
+        Put("x", b"1"),
+        Fetch("x", holds=b"1"),
+    ),
+    case(
+        "D3-farms",
+        "as many hard links to one file as there are, and attributes until there is no room",
+        py(
+            "import os\nopen('f', 'wb').write(bytes(1000)); n = 0\ntry:\n  while n < 10**5: os.link('f', f'l{n}'); n += 1\nexcept OSError as error: print(error.errno)\nprint(n < 10**5)",
+            shows="True",
+        ),
+        py(
+            "n = 0\ntry:\n  while n < 10**6: os.setxattr('f', f'user.{n}', bytes(4000)); n += 1\nexcept OSError as error: print('in band', error.errno)",
+            shows="in band",
+        ),
+        Fetch("l5", holds=bytes(1000), or_refused=True),
+    ),
+    case(
+        "D14-devices-of-the-machine",
+        "modes, times and names of /dev/null and the others, which must still work",
+        py(
+            TRY
+            + "import os\nfor p in ('/dev/null', '/dev/zero', '/dev/full', '/dev/random', '/dev/urandom'):\n  for act in (lambda: os.chmod(p, 0), lambda: os.unlink(p), lambda: os.rename(p, '/dev/x'), lambda: os.utime(p), lambda: os.setxattr(p, 'user.x', b'y')): attempt(p, act)\nopen('/dev/null', 'w').write('x'); open('/dev/urandom', 'wb').write(b'x'); print(len(open('/dev/urandom', 'rb').read(9)), open('/dev/zero', 'rb').read(2))",
+            shows="9 b'\\x00\\x00'",
+            hides="DONE",
+        ),
+        tier=Tier.ISOLATED,
+        backends=(PROCESS,),
+    ),
 )

@@ -210,4 +210,60 @@ CASES: tuple[Case, ...] = (
         "reads the paths of its mounts",
         py("try: print(open('/proc/self/mountinfo').read())\nexcept OSError as error: print(error)", hides="@FOLDER@"),
     ),
+    case(
+        "E7-late-doors",
+        "memfd_secret, process_madvise, kcmp, fanotify, new mount calls, calls of 2024 and later",
+        py(
+            CALLS
+            + "print({call(n, n, 0, 0, 0, 0, 0, 0) for n in (425, 428, 430, 438, 440, 442, 443, 447, 448)})\nprint({call(n, n, 0, 0, 0, 0, 0, 0) for n in (435, 450, 451, *range(454, 462), *range(463, 472), 999, 0x3fffffff)})",
+            shows="{'EPERM'}\n{'ENOSYS'}\n",
+        ),
+    ),
+    case(
+        "E8-families-without-a-name",
+        "MPTCP, XDP, SMC, QRTR, RDS, NFC and phonet sockets, and options that need rights",
+        py(
+            TRY
+            + "import socket\nfor a in ((2, 1, 262), (44, 3, 0), (43, 1, 0), (42, 2, 0), (21, 5, 0), (39, 5, 0), (35, 2, 0), (9, 5, 0), (3, 5, 0)): attempt(a, lambda: socket.socket(*a))\npair = socket.socketpair()[0]\nfor option in (32, 33, 36, 50): attempt(option, lambda: pair.setsockopt(1, option, 1 << 20))",
+            hides="DONE",
+        ),
+    ),
+    case(
+        "E14-others-settings",
+        "limits, priorities and schedules of its supervisor and of all of its user",
+        py(
+            TRY
+            + "import os, resource\nfor pid in (1, os.getppid()):\n  for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_AS): attempt(kind, lambda: resource.prlimit(pid, kind, (3, 3)))\n  attempt('policy', lambda: os.sched_setscheduler(pid, 5, os.sched_param(0)))\n  attempt('priority', lambda: os.setpriority(0, pid, 19))\nattempt('group', lambda: os.setpriority(1, 0, 19)); attempt('user', lambda: os.setpriority(2, 0, 19)); attempt('raise', lambda: resource.setrlimit(resource.RLIMIT_NPROC, (10**5, 10**5)))",
+            hides="DONE",
+        ),
+        py("import time; time.sleep(.2); print('lives')", shows="lives"),
+    ),
+    case(
+        "E14-own-files-of-proc",
+        "its OOM score, dump filter, referenced bits, login user, groups and memory, by /proc",
+        py(
+            TRY
+            + "import os\nfor name in ('oom_score_adj', 'oom_adj', 'coredump_filter', 'clear_refs', 'loginuid', 'setgroups', 'attr/current', 'autogroup', 'mem', 'task/%d/comm' % os.getpid()): attempt(name, lambda: os.write(os.open('/proc/self/' + name, os.O_WRONLY), b'0'))",
+            hides="DONE",
+        ),
+    ),
+    case(
+        "E14-a-filter-of-its-own",
+        "a seccomp filter that lets everything pass, on top of the one that is there",
+        py(
+            CALLS
+            + "import struct\np = ctypes.create_string_buffer(struct.pack('=HBBI', 6, 0, 0, 0x7FFF0000)); libc.prctl(38, 1, 0, 0, 0)\nprint(libc.prctl(22, 2, ctypes.create_string_buffer(struct.pack('=H6xQ', 1, ctypes.addressof(p)))))\nprint(call(321, 280, 0, 0, 0), call(165, 40, 0, 0, 0, 0, 0), call(435, 435, 0, 0))",
+            shows="0\nEPERM EPERM ENOSYS\n",
+        ),
+    ),
+    case(
+        "E2-large-pages",
+        "huge pages, locked memory, and a mapping that grows down",
+        py(
+            CALLS
+            + "libc.mmap.restype = ctypes.c_void_p; none = ctypes.c_void_p(-1).value\nprint(libc.mmap(None, ctypes.c_size_t(1 << 21), 3, 0x40022, -1, ctypes.c_long(0)) == none, libc.mlockall(3))",
+            shows="True -1",
+        ),
+        py("1", shows="1"),
+    ),
 )

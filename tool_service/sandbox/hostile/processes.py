@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from tool_service.sandbox.base import Tier, Turn
-from tool_service.sandbox.hostile.case import ERROR, LOST, OK, SIGNALED, TIMEOUT, Cancel, Case, bash, case, py
+from tool_service.sandbox.hostile.case import ERROR, LOST, MEMORY, OK, SIGNALED, TIMEOUT, Cancel, Case, bash, case, py
 from tool_service.sandbox.hostile.programs import CALLS, SYSCALL, TRY
 
 CASES: tuple[Case, ...] = (
@@ -252,5 +252,81 @@ CASES: tuple[Case, ...] = (
         Cancel(
             Turn("python", {"code": "import subprocess, time\nsubprocess.Popen(['sleep', '1000']); time.sleep(1000)"})
         ),
+    ),
+    case(
+        "B2-every-signal",
+        "every signal to all that there is, and to what runs it, thousands of times",
+        py(
+            "import ctypes, os, time\nlibc = ctypes.CDLL(None); libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]\nend = time.monotonic() + .5\nwhile time.monotonic() < end:\n  for n in (*range(1, 32), *range(34, 65)):\n    for pid in {1, os.getppid()}:\n      libc.sigqueue(pid, n, 5)\n      try: os.kill(pid, n)\n      except OSError: pass\nprint('here')",
+            shows="here",
+        ),
+        py("1", shows="1", restarted=False),
+    ),
+    case(
+        "B9-stopped-children",
+        "children that have stopped, a first thread that has ended, a child that waits in vfork",
+        py(
+            "import os, signal, time\nfor i in range(20):\n  if os.fork() == 0: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(60)",
+            TIMEOUT,
+            timeout=0.5,
+        ),
+        py(
+            "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nctypes.CDLL(None).syscall(60 if __import__('os').uname().machine == 'x86_64' else 93, 0)",
+            TIMEOUT,
+            timeout=0.5,
+        ),
+        py(
+            "import ctypes, os, time\nif os.fork() == 0: ctypes.CDLL(None).vfork() or time.sleep(60)\ntime.sleep(60)",
+            TIMEOUT,
+            timeout=0.5,
+        ),
+        py("1", shows="1", restarted=True),
+    ),
+    case(
+        "B10-kill-in-mid-fork",
+        "twenty times: forks and execs as fast as they can, killed in the middle",
+        *(
+            py(
+                "import os\nwhile 1:\n  try:\n    if os.fork() == 0 and @EXEC@: os.execv('/bin/sh', ['sh', '-c', 'while :; do (sleep 5 &); done'])\n  except OSError: pass".replace(
+                    "@EXEC@", str(turn % 2)
+                ),
+                TIMEOUT,
+                MEMORY,
+                timeout=0.08 + 0.01 * (turn % 5),
+            )
+            for turn in range(20)
+        ),
+        py("1", shows="1", restarted=True),
+    ),
+    case(
+        "B12-odd-ends",
+        "dies of SIGBUS in a file cut short, of SIGXFSZ, of a trap",
+        py(
+            "import mmap\nf = open('m', 'w+b'); f.truncate(1 << 20); m = mmap.mmap(f.fileno(), 1 << 20); f.truncate(0)\nm[5]",
+            SIGNALED,
+            signal=7,
+        ),
+        py(
+            "import os, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL); os.write(os.open('f', os.O_CREAT | os.O_WRONLY), bytes(9 << 20)); os.truncate('f', 9 << 20)",
+            SIGNALED,
+            signal=25,
+        ),
+        py("import os; os.kill(os.getpid(), 5)", SIGNALED, signal=5),
+        py("1", shows="1", restarted=True),
+    ),
+    case(
+        "B13-programs-that-are-none",
+        "interpreters that name each other, programs that are noise, a script that runs itself for ever",
+        py(
+            "import os, random, subprocess\nfor name, text in (('a', '#!./b\\n'), ('b', '#!./a\\n')): open(name, 'w').write(text); os.chmod(name, 0o755)\ntry: subprocess.run(['./a'])\nexcept OSError as error: print('loop', error.errno)\nhead = open('/bin/true', 'rb').read(4096)\nfor seed in range(60):\n  data = bytearray(head); rng = random.Random(seed)\n  for _ in range(20): data[rng.randrange(24, 400)] = rng.randrange(256)\n  open('j', 'wb').write(data); os.chmod('j', 0o755)\n  try: subprocess.run(['./j'], timeout=1)\n  except (OSError, subprocess.TimeoutExpired): pass\n  os.unlink('j')",
+            shows="loop 40",
+        ),
+        py(
+            "open('x', 'w').write('#!/bin/sh\\nexec ./x'); os.chmod('x', 0o755); os.execv('./x', ['x'])",
+            TIMEOUT,
+            timeout=0.5,
+        ),
+        py("import os; os.execv('/bin/sh', ['sh', '-c', 'while :; do /bin/true & done'])", TIMEOUT, LOST, timeout=0.5),
+        py("1", shows="1", restarted=True),
     ),
 )

@@ -274,4 +274,106 @@ CASES: tuple[Case, ...] = (
             timeout=1.5,
         ),
     ),
+    case(
+        "A6-deleted-files",
+        "memory behind files that have no name any more, or never had one",
+        py(
+            "import os\nkept = []\ntry:\n  for i in range(60):\n    fd = os.open('.', os.O_TMPFILE | os.O_RDWR, 0o600) if i % 2 else os.open('d', os.O_RDWR | os.O_CREAT)\n    if not i % 2: os.unlink('d')\n    kept.append(fd); os.write(fd, bytes(4 << 20))\nexcept OSError as error: print(error)",
+            shows="No space left",
+        ),
+        py("1", shows="1"),
+        tier=Tier.ISOLATED,
+    ),
+    case(
+        "A7-memory-behind-names",
+        "children that hide their sizes, behind odd names and closed /proc entries",
+        py(
+            "import ctypes, os, time\nlibc = ctypes.CDLL(None); libc.prctl(15, b') 1 1 1 (')\nfor i in range(4):\n  if os.fork() == 0:\n    libc.prctl(4, 0); b = bytearray(60 << 20); time.sleep(60)\ntime.sleep(60)",
+            MEMORY,
+            timeout=10,
+        ),
+    ),
+    case(
+        "A7-two-runtimes",
+        "memory of the interpreter and of the shell, which count together",
+        py("x = bytearray(110 << 20)"),
+        bash("x=$(head -c 90000000 /dev/zero | tr '\\0' x); echo ${#x}; sleep 5", MEMORY),
+        py("x", ERROR, shows="NameError"),
+    ),
+    case(
+        "A9-source",
+        "a __repr__ that calls itself, with the limit raised",
+        py(
+            "import sys; sys.setrecursionlimit(10**9)\nclass A:\n  def __repr__(s): return repr(s)\nA()",
+            SIGNALED,
+            MEMORY,
+        ),
+        py("1", shows="1", restarted=True),
+    ),
+    case(
+        "A14-holes",
+        "fallocate past the limit, and a file punched and filled again a thousand times",
+        py(
+            "import ctypes, os\nlibc = ctypes.CDLL(None); fd = os.open('f', os.O_RDWR | os.O_CREAT)\nfor n in (9 << 20, 1 << 40, 1 << 62):\n  try: os.posix_fallocate(fd, 0, n); print('MADE', n)\n  except OSError as error: print(error.errno)\nos.ftruncate(fd, 8 << 20)\nfor i in range(1000): libc.fallocate(fd, 3, ctypes.c_long(0), ctypes.c_long(4 << 20))\nprint('blocks', os.fstat(fd).st_blocks)",
+            shows="27",
+            hides="MADE",
+        ),
+    ),
+    case(
+        "A24-numbers",
+        "integers and texts of 10^9 digits",
+        *(py(text, MEMORY) for text in ("(1,) * 10**9", "'a' * 10**9", "1 << 10**10")),
+        py("1 << 10**8", ERROR, shows="limit"),
+        py("import sys; sys.set_int_max_str_digits(0); 10**1_000_000", TIMEOUT, timeout=0.5),
+        py("9**9**9", TIMEOUT, timeout=0.5),
+    ),
+    case(
+        "A26-passed-descriptors",
+        "sockets that hold themselves and each other in flight",
+        py(
+            "import array, socket\nn = 0\ntry:\n  while n < 20000:\n    a, b = socket.socketpair(); fds = array.array('i', [a.fileno(), b.fileno()])\n    for one in (a, b): one.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])\n    a.close(); b.close(); n += 1\nexcept OSError as error: print(error)\nprint(n < 20000)",
+            shows="True",
+        ),
+        py("1", shows="1"),
+    ),
+    case(
+        "A26-nested-epolls",
+        "epolls within epolls, and instances of everything that is a descriptor",
+        py(
+            "import ctypes, os, select\ne = [select.epoll() for i in range(40)]\ntry:\n  for a, b in zip(e, e[1:]): a.register(b, select.EPOLLIN)\nexcept OSError as error: print(error.errno)\nfor one in e: one.close()\nlibc = ctypes.CDLL(None); mask = (ctypes.c_ulong * 16)()\nfor make in (lambda: libc.eventfd(0, 0), lambda: libc.timerfd_create(1, 0), lambda: libc.signalfd(-1, mask, 0), lambda: libc.syscall(434, os.getpid(), 0)):\n  kept = []\n  while (fd := make()) >= 0: kept.append(fd)\n  print(len(kept) < 64)\n  for fd in kept: os.close(fd)",
+            shows="40\nTrue\nTrue\nTrue\nTrue\n",
+        ),
+    ),
+    case(
+        "A27-mappings",
+        "30,000 mappings in each of 30 processes, which make looking at memory slow",
+        py(
+            "import ctypes, os, time\nlibc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p; libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]; libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]\nb = libc.mmap(None, 1 << 29, 0, 0x22, -1, 0); x = bytearray(12 << 20)\nfor i in range(0, 1 << 29, 8192):\n  if libc.mprotect(b + i, 4096, 1) != 0: break\ntry:\n  while 1:\n    if os.fork() == 0: time.sleep(60)\nexcept OSError: time.sleep(60)",
+            TIMEOUT,
+            MEMORY,
+            timeout=2,
+        ),
+        py("1", OK, LOST),
+    ),
+    case(
+        "A27-socket-buffers",
+        "socket pairs filled to their brim, with buffers as large as they get",
+        py(
+            "import socket\nkept = []\ntry:\n  while 1:\n    for one in (pair := socket.socketpair(type=socket.SOCK_DGRAM)):\n      one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30); one.setblocking(False)\n      try:\n        while 1: one.send(bytes(60000))\n      except BlockingIOError: pass\n    kept.append(pair)\nexcept OSError as error: print(error.errno)",
+            OK,
+            MEMORY,
+        ),
+        py("1", shows="1"),
+    ),
+    case(
+        "A31-processors",
+        "puts its supervisor and itself on one processor, with 30 loops that print",
+        py(
+            "import os\nfor pid in (1, os.getppid(), 0):\n  try: os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))})\n  except OSError: pass\ntry:\n  while os.fork(): pass\nexcept OSError: pass\nwhile 1: os.write(1, b'x')",
+            TIMEOUT,
+            FLOOD,
+            timeout=1,
+        ),
+        py("1", shows="1", restarted=True),
+    ),
 )

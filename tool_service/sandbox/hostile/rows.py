@@ -7,13 +7,17 @@ from collections.abc import Sequence
 
 from tool_service.sandbox.hostile import (
     files,
+    grading,
+    interpreter,
     kernel,
     network_and_secrets,
     ordinary,
     processes,
     protocol,
     resources,
+    shell,
     sqlite,
+    sqlite_files,
 )
 from tool_service.sandbox.hostile.case import Case
 
@@ -22,10 +26,14 @@ CASES: tuple[Case, ...] = (
     *resources.CASES,
     *processes.CASES,
     *protocol.CASES,
+    *interpreter.CASES,
+    *shell.CASES,
     *files.CASES,
     *kernel.CASES,
     *network_and_secrets.CASES,
+    *grading.CASES,
     *sqlite.CASES,
+    *sqlite_files.CASES,
 )
 
 GROUPS = {

@@ -12,7 +12,18 @@ import msgspec
 from tool_service.sandbox.base import Sandbox, SandboxBackend, SandboxError, SandboxLimits, Turn, TurnResult, TurnStatus
 from tool_service.sandbox.facts import seen_from_inside
 from tool_service.sandbox.hostile.bait import Bait
-from tool_service.sandbox.hostile.case import ERROR, LIMITS, LOST, OK, SIGNALED, Case, WrongOutcomeError
+from tool_service.sandbox.hostile.case import (
+    ERROR,
+    FLOOD,
+    LIMITS,
+    LOST,
+    MEMORY,
+    OK,
+    SIGNALED,
+    TIMEOUT,
+    Case,
+    WrongOutcomeError,
+)
 from tool_service.sandbox.hostile.outside import outside_of
 from tool_service.sandbox.pool import WarmPool
 
@@ -22,6 +33,7 @@ _LOOK_SECONDS = 0.02
 _CASE_SECONDS = 90.0
 _CANARY_PAUSE = 0.2
 _TRIES = 3
+_KILLED = (FLOOD, LOST, MEMORY, SIGNALED, TIMEOUT)
 _CLEAN = Turn("python", {"code": "import os; print(6 * 7, os.getuid())"}, 10.0)
 _OTHER_RUNTIME = Turn("sql", {"query": "select 1"}, 10.0)
 _COUNT = Turn("python", {"code": "seen += 1; seen"}, 10.0)
@@ -118,7 +130,9 @@ def _compared(outcomes: Sequence[Outcome], cases: dict[str, Case]) -> list[Outco
     result = []
     for outcome in outcomes:
         alone = first.setdefault(outcome.case, outcome)
-        if outcome.kinds != alone.kinds and not cases[outcome.case].varies and not outcome.problems:
+        both = min(len(alone.kinds), len(outcome.kinds))  # one of them may have lost its sandbox on the way
+        differs = alone.kinds[:both] != outcome.kinds[:both]
+        if differs and not cases[outcome.case].varies and not outcome.problems:
             told = f"it was {' '.join(alone.kinds)} with {alone.at_once} at a time, and {' '.join(outcome.kinds)} now"
             outcome = msgspec.structs.replace(outcome, problems=(told,))  # noqa: PLW2901 - the same, with what was found
         result.append(outcome)
@@ -218,6 +232,8 @@ class _Pass:
                     if result is not None:
                         kinds.append(result.status)
                         problems += self._never(result)
+                        if result.status in _KILLED and not await sandbox.ping():
+                            break  # its processes took long to die, and the whole sandbox went with them
                 uid = await self._clean(sandbox, case) if sandbox.alive else 0
                 if not sandbox.alive:
                     await self._told_and_replaced(sandbox, case)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tool_service.sandbox.hostile.case import ERROR, MEMORY, OK, TIMEOUT, Case, case, py, script, sql
+from tool_service.sandbox.hostile.case import ERROR, MEMORY, OK, TIMEOUT, Case, case, script, sql
 
 CASES: tuple[Case, ...] = (
     case(
@@ -139,13 +139,6 @@ CASES: tuple[Case, ...] = (
         sql("insert into t values (1)"),
         sql("select count(*) from t", value={"columns": ["count(*)"], "rows": [[1]], "truncated": False, "changes": 0}),
         sql("commit"),
-    ),
-    case(
-        "H18-corrupt",
-        "a database file that is none",
-        py("open('database.sqlite3', 'wb').write(b'SQLite format 3\\0' + b'x' * 4096)"),
-        sql("select * from sqlite_master", ERROR),
-        py("import os; os.remove('database.sqlite3')"),
     ),
     case(
         "H19-internals",
@@ -363,5 +356,28 @@ CASES: tuple[Case, ...] = (
             timeout=2,
         ),
         sql("select count(*) from t", value={"rows": [[9]]}),
+    ),
+    case(
+        "H7-windows-and-trees",
+        "window functions, doubling views, JSON and full-text search without end",
+        *(
+            sql(text, TIMEOUT, MEMORY, ERROR, OK, timeout=0.5)
+            for text in (
+                "select row_number() over (order by x desc) from (with recursive c(x) as (select 1 union all select x + 1 from c) select x from c)",
+                "with "
+                + ", ".join(
+                    f"c{i} as (select * from {f'c{i - 1}' if i else '(select 1 as x)'} union all select * from {f'c{i - 1}' if i else '(select 1 as x)'})"
+                    for i in range(40)
+                )
+                + " select count(*) from c39",
+                "with recursive c(x) as (select '[1]' union all select '[' || x || ',' || x || ']' from c) select max(length(json(x))) from c",
+                "select instr(zeroblob(8000000), zeroblob(4000000) || x'01')",
+            )
+        ),
+        sql("create virtual table f using fts5(a, tokenize='trigram')"),
+        sql("select * from f where f match '" + "(" * 5000 + "a" + ")" * 5000 + "'", ERROR),
+        sql("create virtual table g using fts5(a, content='g')"),
+        sql("select * from g", ERROR),
+        sql("select 1", value={"rows": [[1]]}),
     ),
 )

@@ -125,15 +125,22 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 class Remote:
-    """An object of the candidate's. It answers for itself, but never for its equality with a value of the tests'."""
+    """An object of the candidate's. It answers for itself, but never says how it compares with a value of the tests':
+    it would be its own judge, and an object that subtracts to 0 and is below every number passes anything.
+
+    - What it holds, where its class is below a built-in one (`held_by`), is asked for, and compared here.
+    - Else it equals no such value and is neither above nor below one; `in` goes through its elements; and arithmetic
+      with a number leads to objects, but not back to numbers.
+    """
 
     __slots__ = ("_remote",)
 
-    def __init__(self, candidate: Candidate, handle: int, name: str = "") -> None:
-        object.__setattr__(self, "_remote", [candidate, candidate.generation, handle, name])
+    def __init__(self, candidate: Candidate, handle: int, name: str = "", judging: bool = False) -> None:
+        """`judging`: that it came of arithmetic with a number of the tests'."""
+        object.__setattr__(self, "_remote", [candidate, candidate.generation, handle, name, judging])
 
     def _remote_handle(self) -> int:
-        candidate, generation, handle, name = self._remote
+        candidate, generation, handle, name, _ = self._remote
         if generation != candidate.generation:
             if not name:
                 raise remote.LinkError("an object of a process that ended")
@@ -161,7 +168,17 @@ class Remote:
         return isinstance(value, Remote) and self._remote[0].ask("isinstance", value, self) is True
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Remote) and self._remote[0].ask("__eq__", self, other) is True
+        if isinstance(other, Remote):
+            return self._remote[0].ask("__eq__", self, other) is True
+        held = held_by(self)
+        return bool(held) and bool(held[0] == other)
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, Remote):
+            return self._remote[0].ask("__contains__", self, item) is True
+        held = held_by(self)
+        elements: Any = self  # __iter__ is among the operators below
+        return item in held[0] if held else any(item == element for element in elements)
 
     def __hash__(self) -> int:
         return hash(self._remote[2])
@@ -174,20 +191,68 @@ def _take_over(mine: Any, theirs: Any) -> None:
         (mine.extend if isinstance(mine, list) else mine.update)(theirs)
 
 
+def held_by(one: Remote) -> list[Any]:
+    """`[value]`, as remote.py has it, or nothing."""
+    held = one._remote[0].ask("held", one)
+    return held if type(held) is list and not any(isinstance(value, Remote) for value in held) else []
+
+
 def _forward(name: str) -> Any:
     def method(self: Remote, *arguments: Any) -> Any:
         answer = self._remote[0].ask(name, self, *arguments)
         kind = _ANSWERS.get(name)
         if kind is not None and type(answer) is not kind:
             raise TypeError(f"{name} answered {type(answer).__name__}")
+        if name in _TO_NUMBERS and self._remote[4]:
+            return _no_number(answer, name)
         return answer
 
     return method
 
 
+def _comparison(name: str) -> Any:
+    def method(self: Remote, other: Any) -> Any:
+        if isinstance(other, Remote):
+            return self._remote[0].ask(name, self, other)
+        if held := held_by(self):
+            return remote._OPERATORS[name](held[0], other)
+        raise TypeError(f"an object of the code under test does not say how it compares ({name}) with a value")
+
+    return method
+
+
+def _arithmetic(name: str) -> Any:
+    def method(self: Remote, other: Any) -> Any:
+        if not isinstance(other, int | float | complex):
+            answer = self._remote[0].ask(name, self, other)
+            judging = self._remote[4] or (isinstance(other, Remote) and other._remote[4])
+            return _no_number(answer, name) if judging else answer
+        if (held := held_by(self)) and isinstance(held[0], int | float | complex):
+            return remote._OPERATORS[name](held[0], other)
+        return _no_number(self._remote[0].ask(name, self, other), name)
+
+    return method
+
+
+def _no_number(answer: Any, name: str) -> Any:
+    """What came of a number of the tests' is no number of the candidate's choice."""
+    if isinstance(answer, Remote):
+        return Remote(answer._remote[0], answer._remote[2], judging=True)
+    if isinstance(answer, int | float | complex):
+        raise TypeError(f"an object of the code under test makes numbers ({name}) of those that it is given")
+    return answer
+
+
 _ANSWERS = {"__str__": str, "__repr__": str, "__bool__": bool, "__len__": int, "__int__": int, "__float__": float}
+_TO_NUMBERS = frozenset(
+    f"__{name}__" for name in ("bool", "int", "float", "index", "round", "neg", "pos", "abs", "invert")
+)
 for _name in remote._OPERATORS:
-    if _name != "__eq__":
+    if _name in remote._COMPARISONS:
+        setattr(Remote, _name, _comparison(_name))
+    elif _name in remote._ARITHMETIC:
+        setattr(Remote, _name, _arithmetic(_name))
+    elif _name not in ("__eq__", "__contains__"):
         setattr(Remote, _name, _forward(_name))
 
 

@@ -11,7 +11,7 @@ import os
 import site
 from typing import Any
 
-from . import jail, linux, processes, seccomp, supervisor
+from . import interpreter, jail, linux, processes, seccomp, supervisor
 
 _NICENESS = 10
 """Of programs against the supervisor, with which they share the container's processors: 64 busy ones must not keep it
@@ -31,8 +31,8 @@ def main(start: dict[str, Any]) -> None:
         site.main()  # the image's own packages, which -S left out
         _give_up_rights()
         os.chdir(jail.WORKSPACE)
-        supervisor.set_environment(jail.WORKSPACE, jail.TEMPORARY)
-        supervisor.warm_up()
+        interpreter.set_environment(jail.WORKSPACE, jail.TEMPORARY)
+        interpreter.warm_up(shared=False)
         gc.collect()
         gc.freeze()
         gc.disable()

@@ -103,7 +103,10 @@ def build_root(extra_paths: Sequence[str]) -> None:
         with open(f"{root}/dev/{name}", "xb"):
             pass
         linux.mount(f"/dev/{name}", f"{root}/dev/{name}", None, linux.MS_BIND)
-        linux.mount_setattr(f"{root}/dev/{name}", linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NOEXEC)
+        # Read-only as a file: whoever may write to a device may set its times, and these are the host's.
+        linux.mount_setattr(
+            f"{root}/dev/{name}", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NOEXEC
+        )
     for name, target in _DEV_LINKS.items():
         os.symlink(target, f"{root}/dev/{name}")
     for folder in ("/proc", TEMPORARY, WORKSPACE, "/old"):

@@ -1,5 +1,6 @@
 """One output pipe of the workers: keeps its first bytes, counts the rest."""
 
+import fcntl
 import os
 
 _CHUNK = 65536
@@ -20,11 +21,14 @@ class Outlet:
 
     def begin(self, cap: int) -> None:
         """A turn starts: keep up to `cap` bytes, counting what came in since the turn before."""
+        # Programs share the pipe's flags, with each other and with those before them: one that made its stdout
+        # non-blocking, as asyncio does, would let later ones lose what they print.
+        fcntl.fcntl(self.write_fd, fcntl.F_SETFL, 0)
         self._cap = cap
         del self._kept[cap:]
 
-    def drain(self, most: int) -> int:
-        """Read what is there, at most about `most` bytes so that one flood cannot hold up the caller; bytes read."""
+    def drain(self, most: int) -> None:
+        """Read what is there, at most about `most` bytes so that one flood cannot hold up the caller."""
         count = 0
         while count < most:
             try:
@@ -40,7 +44,15 @@ class Outlet:
                 self._kept += data[:room]
             if len(data) < _CHUNK:
                 break
-        return count
+
+    def renew(self) -> None:
+        """A pipe under the same numbers that no program has had in its hands: it keeps size, owner and signal too."""
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        for new, known in ((read_fd, self.read_fd), (write_fd, self.write_fd)):
+            os.dup2(new, known, inheritable=False)
+            os.close(new)
+        self.take()
 
     def take(self) -> tuple[bytes, int]:
         """The kept bytes and the total of the turn that ends; starts anew."""
@@ -49,7 +61,3 @@ class Outlet:
         self._cap = IDLE_KEEP
         self.total = 0
         return kept, total
-
-    def close(self) -> None:
-        os.close(self.read_fd)
-        os.close(self.write_fd)

@@ -4,10 +4,13 @@ A hint for the service and no more: it comes from the process in which untrusted
 wants through the supervisor, by safe paths and under limits of its own.
 """
 
+import builtins
 import os
 import stat
 
 from . import runtimes
+
+__builtins__ = vars(builtins).copy()  # type: ignore[assignment] # as in worker_python.py
 
 FOLDER = "outputs"
 _MOST_SEEN = 1000

@@ -159,18 +159,20 @@ def _field_sum(path: str, names: tuple[bytes, ...]) -> int | None:
         return None
 
 
+_ITS_OWN = (b"RssAnon:", b"RssShmem:", b"VmPTE:")
+
+
 def memory_used(pids: list[int], cap: int) -> int:
-    """Bytes of anonymous and shared memory of these processes. Resident sizes count a page shared by fork once per
-    process, so a sum over `cap` is counted again by proportional share, which costs more."""
-    rough = sum(_field_sum(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:")) or 0 for pid in pids)
+    """Bytes of anonymous and shared memory of these processes, and of their page tables. Resident sizes count a page
+    shared by fork once per process, so a sum over `cap` is counted again by proportional share, which costs more."""
+    rough = sum(_field_sum(f"/proc/{pid}/status", _ITS_OWN) or 0 for pid in pids)
     if rough <= cap:
         return rough
     total = 0
     for pid in pids:
         share = _field_sum(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"Pss_Shmem:"))
-        if share is None:  # gone, or hidden by the program itself: then the larger figure stands
-            share = _field_sum(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:")) or 0
-        total += share
+        # Gone, or hidden by the program itself: then the larger figure stands.
+        total += (share or 0) + (_field_sum(f"/proc/{pid}/status", _ITS_OWN if share is None else (b"VmPTE:",)) or 0)
     return total
 
 

@@ -2,7 +2,7 @@
 
 The candidate's process is a clean interpreter that runs this file's text and nothing else of ours: it sees the calls
 that are made of it, never the tests, their source or what they expect. What crosses are values of exactly the built-in
-types (numbers, text, bytes, lists, tuples, dicts, sets), by value; everything else stays where it is and is a *handle*
+types (numbers, text, bytes, lists, tuples, dicts, sets, ranges), by value; all else stays where it is and is a *handle*
 on the other side. So nothing that the candidate returns brings code along: no `__eq__`, no `__class__`, no pickle.
 
 Messages are lines of JSON: a request `{"q": [operation, ...]}`, or the answer to the last one, `{"v": value}` or
@@ -16,6 +16,7 @@ import builtins
 import contextlib
 import json
 import math
+import numbers
 import operator
 import os
 import sys
@@ -27,17 +28,15 @@ LONGEST = 16 << 20
 """Bytes of one message."""
 _DECIMAL_BITS = 4096
 """Longer integers travel as hexadecimal: Python refuses to read and write long decimals."""
+_COMPARISONS = tuple(f"__{name}__" for name in ("lt", "le", "gt", "ge"))
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_ARITHMETIC = (*(f"__{name}__" for name in _BINARY), *(f"__r{name}__" for name in _BINARY))
 _OPERATORS: "dict[str, Callable[..., Any]]" = {
-    **{
-        f"__{name}__": getattr(operator, name)
-        for name in ("lt", "le", "gt", "ge", "eq", "add", "sub", "mul", "truediv")
-    },
-    **{f"__{name}__": getattr(operator, name) for name in ("floordiv", "mod", "matmul", "neg", "pos", "abs", "invert")},
-    **{f"__{name}__": getattr(operator, name) for name in ("getitem", "setitem", "delitem", "contains", "index")},
-    "__and__": operator.and_,
-    "__or__": operator.or_,
-    "__xor__": operator.xor,
-    "__pow__": operator.pow,
+    **{name: getattr(operator, name) for name in (*_COMPARISONS, "__eq__", "__contains__", "__index__")},
+    **{name: getattr(operator, name) for name in ("__getitem__", "__setitem__", "__delitem__")},
+    **{name: getattr(operator, name) for name in ("__neg__", "__pos__", "__abs__", "__invert__")},
+    **{f"__{name}__": getattr(operator, f"__{name}__") for name in _BINARY},
+    **{f"__r{name}__": lambda one, other, name=name: _OPERATORS[f"__{name}__"](other, one) for name in _BINARY},
     "__len__": len,
     "__iter__": iter,
     "__next__": next,
@@ -168,6 +167,26 @@ class Link:
             raise LinkError("a value that is none") from error
 
 
+def _held(one: Any) -> "list[Any]":
+    """`[value]`, what an object of a class below a built-in one holds, as a Counter a dict; of a number of another
+    class, as a Fraction, the same number where there is one. Empty for everything else."""
+    for kind, taken in _HELD.items():
+        if issubclass(type(one), kind):
+            return [taken(one)]
+    if isinstance(one, numbers.Number):
+        number: Any = one
+        for taken in (int, float):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                if taken(number) == number:
+                    return [taken(number)]
+    return []
+
+
+_HELD: "dict[type, Callable[[Any], Any]]" = {
+    **{kind: kind for kind in (int, float, complex, bytes, list, tuple, dict, set, frozenset)},
+    str: str.__str__,
+    bytearray: bytes,
+}
 _MUTABLE = (list, dict, set)
 _CONTAINERS: "dict[str, Any]" = {"l": list, "t": tuple, "s": set, "z": frozenset}
 _TAGS = {kind: tag for tag, kind in _CONTAINERS.items()}
@@ -176,12 +195,14 @@ _ENCODERS: "dict[type, Callable[[Any], Any]]" = {
     float: lambda value: value if math.isfinite(value) else {"f": repr(value)},
     bytes: lambda value: {"b": value.hex()},
     complex: lambda value: {"c": [repr(value.real), repr(value.imag)]},
+    range: lambda value: {"r": [value.start, value.stop, value.step]},
 }
 _SCALARS: "dict[str, Callable[[Any], Any]]" = {
     "i": lambda text: int(text, 16),
     "f": float,
     "b": bytes.fromhex,
     "c": lambda parts: complex(float(parts[0]), float(parts[1])),
+    "r": lambda parts: range(*parts),
 }
 
 
@@ -238,6 +259,7 @@ class Server:
             "get": getattr,
             "set": setattr,
             "isinstance": isinstance,
+            "held": _held,
             **_OPERATORS,
         }
         return answers[operation](*arguments)

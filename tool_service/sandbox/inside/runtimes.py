@@ -1,10 +1,13 @@
-"""The runtimes that a supervisor can start: one module each, named in `RUNTIMES`.
+"""The runtimes that a supervisor can start: one module each, `worker_NAME`.
 
 A runtime module has `encode(payload) -> bytes`, run by the supervisor (trusted; raises ValueError for a payload that
 makes no sense), and `Session(context)` with `run(body, seconds) -> Reply`, run in the worker, next to untrusted code.
 """
 
-from typing import Any, NamedTuple, Protocol
+import importlib
+from typing import Any, NamedTuple, Protocol, cast
+
+NAMES = ("bash", "python", "sql", "tests")
 
 OK, ERROR, MEMORY, TIMEOUT, EXHAUSTED, SIGNALED, LOST = range(7)
 """What a worker may say of a turn. It is believed no further than these words: see supervisor.py. `EXHAUSTED` is
@@ -41,3 +44,8 @@ class Runtime(Protocol):
 
     @property
     def Session(self) -> Any: ...  # noqa: N802 - a class
+
+
+def find(name: str) -> Runtime:
+    """One of `NAMES`. They are all imported before any program runs."""
+    return cast(Runtime, importlib.import_module(f"{__package__}.worker_{name}"))

@@ -63,11 +63,10 @@ setsockopt:54:208 getsockopt:55:209
 seccomp:317:277 landlock_create_ruleset:444:444 landlock_add_rule:445:445 landlock_restrict_self:446:446
 """
 _PRIVATE = """
-mq_open:240:180 mq_unlink:241:181 mq_timedsend:242:182 mq_timedreceive:243:183 mq_notify:244:184 mq_getsetattr:245:185
 inotify_init:253:- inotify_init1:294:26 inotify_add_watch:254:27 inotify_rm_watch:255:28
 """
-"""What is harmless where the IPC namespace and the uid are the sandbox's own. Elsewhere message queues outlive the
-sandbox, and inotify instances are taken from the service's own user."""
+"""What is harmless where the uid is the sandbox's own: elsewhere inotify instances are taken from the service's own
+user."""
 _IGNORED = """
 sync:162:81 syncfs:306:267
 """
@@ -87,13 +86,15 @@ open_by_handle_at:304:265
 # memory no limit counts
 memfd_create:319:279 memfd_secret:447:447 shmget:29:194 shmat:30:196 shmctl:31:195 shmdt:67:197 semget:64:190
 semop:65:193 semctl:66:191 semtimedop:220:192 msgget:68:186 msgsnd:69:189 msgrcv:70:188 msgctl:71:187
+mq_open:240:180 mq_unlink:241:181 mq_timedsend:242:182 mq_timedreceive:243:183 mq_notify:244:184 mq_getsetattr:245:185
 # machine
 swapon:167:224 swapoff:168:225 reboot:169:142 sethostname:170:161 setdomainname:171:162 init_module:175:105
 finit_module:313:273 delete_module:176:106 kexec_load:246:104 kexec_file_load:320:294 acct:163:89 quotactl:179:60
 quotactl_fd:443:443 settimeofday:164:170 clock_settime:227:112 clock_adjtime:305:266 adjtimex:159:171 syslog:103:116
 vhangup:153:58 sched_setattr:314:274 ioprio_set:251:30 set_mempolicy:238:237 mbind:237:235
 """
-"""Fail with EPERM. memfd and System V would let programs hold memory that shows in no process's size."""
+"""Fail with EPERM. memfd, System V and message queues would let programs hold memory that shows in no process's size;
+the latter two would also outlive those who made them."""
 _ABSENT = """
 clone3:435:435 io_setup:206:0 io_destroy:207:1 io_submit:209:2 io_cancel:210:3 io_getevents:208:4 io_pgetevents:333:292
 remap_file_pages:216:234 set_mempolicy_home_node:450:450 cachestat:451:451 futex_wake:454:454 futex_wait:455:455
@@ -202,7 +203,7 @@ for _table in (_ALLOWED, _PRIVATE, _IGNORED, _DENIED, _ABSENT, _CHECKED):
 
 
 def verdicts(isolated: bool) -> dict[str, Verdict]:
-    """Of every call of the table. `isolated`: network and IPC namespaces and the uid are the sandbox's own, so that
+    """Of every call of the table. `isolated`: the network namespace and the uid are the sandbox's own, so that
     sockets of the families unix, inet and inet6 and what is `_PRIVATE` may be used; elsewhere no socket but a pair."""
     checks = _checks(isolated)
     return {

@@ -5,6 +5,8 @@ fork that returns into it, patched modules, exceptions from signal handlers) by 
 against malice the supervisor defends, by believing nothing.
 """
 
+import ast
+import builtins
 import fcntl
 import gc
 import io
@@ -19,21 +21,28 @@ from typing import Any, NoReturn
 
 from . import landlock, linux, runtimes
 
+__builtins__ = vars(builtins).copy()  # type: ignore[assignment]
+"""Of the functions here, which are made with it: a program may patch its own as it likes."""
+
 COMMAND = struct.Struct("=IId")  # body length, turn number, seconds
 ANSWER = struct.Struct("=IIBi")  # body length, turn number, tag, exit code
 _FIRST_PRIVATE_FD = 20
 _ALL_SIGNALS = [int(number) for number in signal.valid_signals()]
 
 
+def greeting(runtime: str) -> bytes:
+    """What a worker must be told before its first command."""
+    return bytes((runtimes.NAMES.index(runtime),))
+
+
 def start(
-    runtime: Any,
     context: runtimes.Context,
     limits: dict[str, Any],
     walls: landlock.Ruleset,
     pipes: tuple[int, int, int, int],
 ) -> NoReturn:
-    """In the fork: arrange descriptors, lower limits, go behind the walls, serve until the pipe ends. Never returns.
-    `pipes`: the ends to read commands from, write answers to, and write stdout and stderr to."""
+    """In the fork: arrange descriptors, lower limits, go behind the walls, become a runtime's, serve until the pipe
+    ends. Never returns. `pipes`: the ends to read commands from, write answers to, and write stdout and stderr to."""
     try:
         command_fd, answer_fd, stdout_fd, stderr_fd = pipes
         signal.set_wakeup_fd(-1)
@@ -50,12 +59,20 @@ def start(
         _move_high(command_fd, answer_fd)
         _lower_limits(limits)
         gc.enable()
-        session = runtime.Session(context)
-        _serve(session)
+        _rehearse()
+        if greeted := os.read(_FIRST_PRIVATE_FD, 1):
+            _serve(runtimes.find(runtimes.NAMES[greeted[0]]).Session(context))
     except BaseException as error:  # noqa: BLE001 - told, then the process ends
         os.write(2, f"worker: {type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(70)  # never back into the supervisor's code, of which this process is a copy
+
+
+def _rehearse() -> None:
+    """Compile and run something before there is a turn that waits for it: of all that a first turn does, copying the
+    pages which this writes to takes longest."""
+    source = "from math import pi\nresult = sum(i * i for i in range(9))\nf'{result:>3}'.strip()"
+    exec(compile(ast.parse(source), "<rehearsal>", "exec", dont_inherit=True), {})  # noqa: S102 - it is ours
 
 
 def _move_high(command_fd: int, answer_fd: int) -> None:

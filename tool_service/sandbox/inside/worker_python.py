@@ -15,7 +15,10 @@ import traceback
 import types
 from typing import Any
 
-from . import outputs, runtimes
+from . import outputs, runtimes, worker
+
+__builtins__ = vars(builtins).copy()  # type: ignore[assignment] # a name that Python knows
+"""Of the functions here, which are made with it: a program may patch its own as it likes."""
 
 _TURN_FILE = "<turn "
 _SOURCES_KEPT = 64
@@ -44,8 +47,7 @@ class Session:
         sys.modules["__main__"] = main
         sys.argv = [""]
         sys.path.insert(0, context.workspace)
-        self._stdout = sys.stdout
-        self._stderr = sys.stderr
+        self._streams = sys.stdout, sys.stderr
         self._turn = 0
         self._files: list[str] = []
         self._write = os.write
@@ -74,6 +76,8 @@ class Session:
 
     def _turn_of(self, source: str) -> runtimes.Reply:
         self._turn += 1
+        self._namespace["__builtins__"] = builtins  # whatever the turns before have made of it
+        self._open_streams()
         name = f"{_TURN_FILE}{self._turn}>"
         self._remember(name, source)
         try:
@@ -89,6 +93,15 @@ class Session:
                 continue
         return reply
 
+    def _open_streams(self) -> None:
+        """Anew where a turn before has closed them, or all that later ones print would be lost."""
+        try:
+            for stream in self._streams:
+                stream.flush()
+        except BaseException:  # noqa: BLE001 - closed, detached, or patched
+            worker.own_streams()
+            self._streams = sys.stdout, sys.stderr
+
     def _execute(self, program: Any, last: Any) -> runtimes.Reply:
         run, evaluate = _exec, _eval
         try:
@@ -97,7 +110,7 @@ class Session:
                 value = evaluate(last, self._namespace)
                 if value is not None:
                     self._namespace["_"] = value
-                    self._stdout.write(repr(value) + "\n")
+                    self._streams[0].write(repr(value) + "\n")
         except SystemExit as error:
             return _exit_reply(error.code)
         except MemoryError as error:
@@ -154,36 +167,43 @@ class Session:
             ).format()
             text = "".join(lines)
         except BaseException:  # noqa: BLE001 - its own __str__ or a patched module failed
-            text = f"{type(error).__name__}\n"
+            text = f"{_name_of(error)}\n"
         try:
             self._write(2, text.encode("utf-8", "backslashreplace"))
         except OSError:
             return  # the program closed its stderr
 
 
-_exec, _eval, _compile_code, _parse = exec, eval, compile, ast.parse
+_exec, _eval, _compile_code = exec, eval, compile
 _dumps = json.dumps
+_class_name = type.__dict__["__name__"].__get__
 
 
 def _compile(source: str, name: str) -> tuple[Any, Any]:
     """The statements, and the last expression by itself if there is one."""
-    tree = _parse(source, name)
+    tree: Any = _compile_code(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = _compile_code(ast.Expression(tree.body.pop().value), name, "eval", dont_inherit=True)  # type: ignore[attr-defined]
+        last = _compile_code(ast.Expression(tree.body.pop().value), name, "eval", dont_inherit=True)
     return _compile_code(tree, name, "exec", dont_inherit=True), last
 
 
 def _failed(error: BaseException) -> runtimes.Reply:
-    return runtimes.Reply(runtimes.ERROR, body=runtimes.failure(type(error).__name__[:200]))
+    return runtimes.Reply(runtimes.ERROR, body=runtimes.failure(_name_of(error)[:200]))
+
+
+def _name_of(error: BaseException) -> str:
+    """Of its class, past a metaclass that has something else to say."""
+    return str(_class_name(type(error)))
 
 
 def _exit_reply(code: object) -> runtimes.Reply:
     """`sys.exit()` ends the turn, not the session."""
     if code is None or code == 0:
         return runtimes.Reply(runtimes.OK, exit_code=0)
-    if isinstance(code, int):
-        return runtimes.Reply(runtimes.ERROR, exit_code=code & 0xFF, body=b"SystemExit")
+    if issubclass(type(code), int):  # not isinstance, to which an object can lie
+        number: Any = code
+        return runtimes.Reply(runtimes.ERROR, exit_code=int.__and__(number, 0xFF), body=b"SystemExit")
     with contextlib.suppress(BaseException):  # its own __str__, or whatever it put in place of stderr
         sys.stderr.write(f"{code}\n")
     return runtimes.Reply(runtimes.ERROR, exit_code=1, body=b"SystemExit")

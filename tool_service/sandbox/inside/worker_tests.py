@@ -11,25 +11,26 @@ started again for the next.
 """
 
 import ast
-import asyncio
 import builtins
 import functools
+import importlib
 import json
 import math
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import types
-import unittest
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from . import linux, remote, runtimes
-from .candidate import Candidate, Module, kill
+from .candidate import Candidate, Module, Remote, held_by, kill
 
 _DEFAULTS = {"tests": "", "cases": [], "module": "solution", "language": "python", "test_seconds": 5.0}
+HEAVY = ("asyncio", "tempfile", "unittest")
+"""What is imported by the worker alone, which is one of many; and before any test, whose time could cut an import in
+two."""
 _MOST_TESTS = 2000
 _DETAIL_CHARACTERS, _NAME_CHARACTERS = 300, 100
 _LANGUAGES = {"python": ((sys.executable, "-I", "-B", "-X", "utf8"), ".py"), "bash": (("bash",), ".sh")}
@@ -64,6 +65,8 @@ class Session:
 
     def __init__(self, context: runtimes.Context) -> None:
         linux.set_dumpable(False)
+        for name in HEAVY:
+            importlib.import_module(name)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a candidate could send it
         self._context = context
         self._timing = False
@@ -103,16 +106,25 @@ class Session:
             detail = "out of time"
         except BaseException as error:  # noqa: BLE001 - a test may raise anything
             detail = f"{type(error).__name__}: {error}"
-        return {"name": test.name[:_NAME_CHARACTERS], "passed": not detail, "detail": detail[:_DETAIL_CHARACTERS]}
+        return {
+            "name": _text(test.name, _NAME_CHARACTERS),
+            "passed": not detail,
+            "detail": _text(detail, _DETAIL_CHARACTERS),
+        }
 
     def _out_of_time(self, number: int, frame: object) -> None:
         if self._timing:  # a candidate could send the signal at any time
             raise TooLong
 
 
+def _text(text: str, most: int) -> str:
+    """A part of it, without the lone surrogates that a candidate's may have and no message can carry."""
+    return text[:most].encode("utf-8", "backslashreplace").decode()
+
+
 def _unreadable(why: str) -> runtimes.Reply:
     """The task's mistake, and no candidate's: told as a value, which a candidate cannot bring about."""
-    value = {"unreadable": f"the tests cannot be read: {why}"}
+    value = {"unreadable": _text(f"the tests cannot be read: {why}", 2 * _DETAIL_CHARACTERS)}
     return runtimes.Reply(runtimes.OK, body=json.dumps(value).encode("ascii"))
 
 
@@ -166,6 +178,8 @@ def _named_tests(tree: ast.Module, names: list[str], module: types.ModuleType, s
 
 def _run_method(kind: Any, method: str) -> None:
     """Raises unless exactly this test ran and succeeded."""
+    import unittest  # noqa: PLC0415 - see HEAVY
+
     if not (isinstance(kind, type) and issubclass(kind, unittest.TestCase)):
         _finish(getattr(kind(), method)())
         return
@@ -180,6 +194,8 @@ def _run_method(kind: Any, method: str) -> None:
 def _finish(returned: Any) -> None:
     """Run what a test has only begun. Raises for a generator, which is none."""
     if isinstance(returned, types.CoroutineType):
+        import asyncio  # noqa: PLC0415 - see HEAVY
+
         asyncio.run(returned)
     elif returned is not None:
         raise TypeError(f"the test returned {type(returned).__name__} and has run nothing")
@@ -239,6 +255,8 @@ def _run_call(candidate: Candidate, name: str, positional: list[Any], named: dic
 def same(got: Any, right: Any) -> bool:
     """Whether a returned value is what JSON says: tuples are lists there, keys are text, and floats may be off by
     rounding."""
+    if isinstance(got, Remote):
+        return any(same(held, right) for held in held_by(got))
     if isinstance(got, list | tuple) and isinstance(right, list):
         return len(got) == len(right) and all(map(same, got, right))
     if isinstance(got, dict) and isinstance(right, dict):
@@ -252,6 +270,8 @@ def same(got: Any, right: Any) -> bool:
 
 def _run_program(code: str, language: str, given: str, right: str) -> None:
     """The program in a file, its input and output in others: nothing to wait for but its end."""
+    import tempfile  # noqa: PLC0415 - see HEAVY
+
     command, suffix = _LANGUAGES[language]
     with (
         tempfile.NamedTemporaryFile("w", prefix="program", suffix=suffix, errors="surrogatepass") as file,

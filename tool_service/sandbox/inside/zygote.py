@@ -24,7 +24,7 @@ import sys
 import time
 from typing import Any
 
-from . import jail, landlock, linux, metadata, processes, seccomp, supervisor
+from . import interpreter, jail, landlock, linux, metadata, processes, seccomp, supervisor
 
 MESSAGE_BYTES = 65536
 _CONTROL_FD = 3
@@ -123,7 +123,7 @@ class Zygote:
                 linux.become_subreaper()
                 workspace, temporary = message["workspace"] + "/work", message["workspace"] + jail.TEMPORARY
                 walls = landlock.Walls(self.readable, (workspace, temporary), jail.DEVICES, alone=True)
-                supervisor.set_environment(workspace, temporary)
+                interpreter.set_environment(workspace, temporary)
                 os.chdir(workspace)
             jail.become(uid, gid, own_uid=self.root, user_namespace=self.isolated and not self.root)
             if walls.alone and not self.root:
@@ -212,7 +212,7 @@ def main(fd: int) -> None:
     control = socket.socket(fileno=fd)
     start = json.loads(control.recv(MESSAGE_BYTES))
     mode = start["mode"]
-    supervisor.warm_up()
+    interpreter.warm_up(shared=True)
     del sys.path[0]  # where this code lies, which no sandbox sees
     try:
         root = os.geteuid() == 0
@@ -220,7 +220,7 @@ def main(fd: int) -> None:
             check_root()
         if mode == "isolated":
             enter_isolation(start["extra_paths"], root)
-            supervisor.set_environment(jail.WORKSPACE, jail.TEMPORARY)
+            interpreter.set_environment(jail.WORKSPACE, jail.TEMPORARY)
         if root:
             linux.drop_bounding_set()  # here, once for all sandboxes: it only bounds what an exec can gain
         zygote = Zygote(control, mode, root, start["extra_paths"])

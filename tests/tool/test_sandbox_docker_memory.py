@@ -1,0 +1,57 @@
+"""A container without room for its own supervisor: the kernel ends that, and it is told, at once and as our failure."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from docker_harness import containers, new_owner, python, running_backend, until
+
+from tool_service.sandbox import SandboxError, SandboxLimits, SandboxUnavailable, TurnStatus, docker_container
+from tool_service.sandbox.base import GRACE_SECONDS, MIB
+
+pytestmark = pytest.mark.needs("docker")
+
+LARGE = f"x = '{'x' * (15 * MIB)}'"
+"""A turn that a supervisor has in its hands several times over."""
+
+
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cgroup with a third of what `memory_bytes` gives a supervisor beside its programs."""
+    monkeypatch.setattr(docker_container, "memory_bytes", lambda limits: 48 * MIB)
+
+
+@pytest.mark.usefixtures("no_room")
+async def test_a_supervisor_that_the_kernel_kills_is_our_failure_and_no_hang() -> None:
+    async with running_backend() as backend:
+        sandbox = await backend.create(SandboxLimits())
+        async with asyncio.timeout(10 + GRACE_SECONDS):
+            result = await python(sandbox, LARGE)
+        assert (result.status, result.detail) == (TurnStatus.INFRA, "the sandbox is gone")
+        assert not sandbox.alive
+        assert (await python(sandbox, "1")).status is TurnStatus.INFRA
+        with pytest.raises(SandboxError, match="is gone"):
+            await sandbox.get_file("x", 1)
+        assert await until(lambda: backend.stats().running == 0)
+        another = await backend.create(SandboxLimits())
+        assert (await python(another, "6 * 7")).stdout == b"42\n"
+
+
+@pytest.mark.usefixtures("no_room")
+async def test_a_file_that_costs_the_supervisor_its_life_is_told() -> None:
+    async with running_backend() as backend:
+        sandbox = await backend.create(SandboxLimits())
+        with pytest.raises(SandboxError, match="is gone"):
+            async with asyncio.timeout(20):
+                await sandbox.put_file("x", bytes(45 * MIB))
+
+
+async def test_a_supervisor_that_cannot_even_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = new_owner()
+    async with running_backend(owner) as backend:
+        monkeypatch.setattr(docker_container, "memory_bytes", lambda limits: 8 * MIB)
+        with pytest.raises(SandboxUnavailable, match=r"did not start|could not be made"):
+            async with asyncio.timeout(40):
+                await backend.create(SandboxLimits())
+        assert await until(lambda: containers(owner) == [])
