@@ -18,8 +18,9 @@ LARGE = f"x = '{'x' * (15 * MIB)}'"
 
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cgroup with a third of what `memory_bytes` gives a supervisor beside its programs."""
-    monkeypatch.setattr(docker_container, "memory_bytes", lambda limits: 48 * MIB)
+    """A cgroup with little more than a supervisor needs to be there: what comes beside it ends it, rather than the
+    pages of its program going in and out of memory."""
+    monkeypatch.setattr(docker_container, "memory_bytes", lambda limits: 28 * MIB)
 
 
 @pytest.mark.usefixtures("no_room")

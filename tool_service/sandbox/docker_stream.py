@@ -92,6 +92,12 @@ class AttachedStream(asyncio.Protocol):
             elif part:
                 self._stderr += part[: _ERROR_BYTES - len(self._stderr)]
 
+    def eof_received(self) -> None:
+        """The container has ended. What it has not read of its stdin nobody will: without this the transport would wait
+        for that to be sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self.attached.done():
             self._protocol.connection_lost(exc)
