@@ -7,6 +7,7 @@ answers rightly, and the server has the databases, roles and sessions that it ha
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeAlias
 
 import pytest
 import pytest_asyncio
@@ -19,13 +20,14 @@ from tool_harness import Service, Trajectory, binding, error_of, text_of, texts
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.needs("isolated-sandbox", "postgres")]
 
-CASES = (
+Case: TypeAlias = tuple[str, tuple[Step, ...], bool]
+"""Name, steps, and whether its database is read-only."""
+CASES: tuple[Case, ...] = (
     *((f"{name}, reader", steps, True) for name, steps in ANY_ROLE.items()),
     *((f"{name}, owner", steps, False) for name, steps in ANY_ROLE.items()),
     *((name, steps, True) for name, steps in READ_ONLY.items()),
     *((name, steps, False) for name, steps in READ_WRITE.items()),
 )
-AT_ONCE = 8
 CLEAN = (Step("rollback", ("", LOST)), ok("select 6 * 7 as clean", "clean\n42"))
 """With which every case ends."""
 
@@ -50,15 +52,22 @@ async def run(service: Service, name: str, steps: tuple[Step, ...], read_only: b
     ]
 
 
-@pytest.mark.timeout(400)
-async def test_every_case_has_its_outcome_and_leaves_nothing(service: Service, postgres: Postgres) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("cases", "at_once"),
+    [(tuple(case for case in CASES if not case[0].endswith(", owner")), 1), (CASES, 8)],
+    ids=["each once, one by one", "all, 8 at once"],
+)
+async def test_every_case_has_its_outcome_and_leaves_nothing(
+    service: Service, postgres: Postgres, cases: tuple[Case, ...], at_once: int
+) -> None:
     failures: list[str] = []
-    canary = Trajectory(service, "canary")
+    canary = Trajectory(service, f"canary {at_once}")
     await canary.open(binding("sql", shop()))
     await canary.act(0, "<sql>update orders set total = 7</sql>")
     before = await asyncio.to_thread(postgres.footprint)
-    for turn, start in enumerate(range(0, len(CASES), AT_ONCE), 1):
-        batch = CASES[start : start + AT_ONCE]
+    for turn, start in enumerate(range(0, len(cases), at_once), 1):
+        batch = cases[start : start + at_once]
         async with harness.nothing_left(service):
             for failed in await asyncio.gather(*(run(service, *case) for case in batch)):
                 failures += failed

@@ -107,10 +107,12 @@ class Connection:
             raise ValueError("the statement holds a NUL character")
         await self._listen()
         batch = min(_ROWS_AT_ONCE, caps.rows + 1)
-        self._send(b"P", b"\0" + text + b"\0\0\0")
-        self._send(b"B", bytes(8))  # unnamed portal of the unnamed statement, no parameters, results as text
-        self._send(b"D", b"P\0")
-        self._fetch(batch)
+        self._send(
+            (b"P", b"\0" + text + b"\0\0\0"),
+            (b"B", bytes(8)),  # unnamed portal of the unnamed statement, no parameters, results as text
+            (b"D", b"P\0"),
+            *_fetch(batch),
+        )
         outcome = Outcome()
         returns = False
         error: ServerError | None = None
@@ -125,7 +127,7 @@ class Connection:
                 elif kind == b"s":  # more rows are there
                     if len(outcome.rows) > caps.rows or outcome.truncated:
                         break
-                    self._fetch(min(batch, caps.rows + 1 - len(outcome.rows)))
+                    self._send(*_fetch(min(batch, caps.rows + 1 - len(outcome.rows))))
                 elif kind == b"T":
                     returns = True  # perhaps no columns, as `SELECT` alone
                     outcome.columns = _columns(await self._body(size))
@@ -143,7 +145,7 @@ class Connection:
             if len(outcome.rows) > caps.rows:
                 del outcome.rows[caps.rows :]
                 outcome.truncated = True
-            self._send(b"S", b"")
+            self._send((b"S", b""))
             await self._ready()
         if error is not None:
             raise error
@@ -158,7 +160,7 @@ class Connection:
         if b"\0" in text:
             raise ValueError("the script holds a NUL character")
         await self._listen()
-        self._send(b"Q", text + b"\0")
+        self._send((b"Q", text + b"\0"))
         self.usable = False
         with loss():
             await self._writer.drain()
@@ -169,7 +171,7 @@ class Connection:
     async def close(self) -> None:
         """Say goodbye, if that is possible, and close."""
         if self.usable:
-            self._send(b"X", b"")
+            self._send((b"X", b""))
         self._stop()
         self._writer.close()
         with contextlib.suppress(OSError, TimeoutError):
@@ -188,8 +190,10 @@ class Connection:
 
     # Messages
 
-    def _send(self, kind: bytes, body: bytes) -> None:
-        self._writer.write(kind + struct.pack("!i", len(body) + 4) + body)
+    def _send(self, *messages: tuple[bytes, bytes]) -> None:
+        """All in one write: the server may end the session after the first of them, and a second write would then fail
+        before anybody has read why."""
+        self._writer.write(b"".join(kind + struct.pack("!i", len(body) + 4) + body for kind, body in messages))
 
     async def _listen(self) -> None:
         """Take in what the server said while nothing was asked of it. Raises as `run` when it has ended the session."""
@@ -205,10 +209,6 @@ class Connection:
     def _listen_on(self) -> None:
         self._ahead = asyncio.create_task(self._reader.readexactly(5))
         self.usable = True
-
-    def _fetch(self, rows: int) -> None:
-        self._send(b"E", b"\0" + struct.pack("!i", rows))
-        self._send(b"H", b"")
 
     async def _header(self) -> tuple[bytes, int]:
         """A message's kind and the bytes that follow."""
@@ -261,7 +261,7 @@ class Connection:
         """A message that is not part of a result; what the statement is refused for, if it is."""
         await self._body(size, 0)
         if kind == b"G":  # COPY FROM STDIN: the server waits for data, and has passed over the Sync that went before
-            self._send(b"f", b"there is no data to copy from here\0")
+            self._send((b"f", b"there is no data to copy from here\0"))
         elif kind in (b"H", b"W"):
             return ServerError({"C": "0A000", "M": "COPY to the client is not read here: use SELECT"})
         elif kind not in _SKIPPED and kind not in (b"d", b"c"):
@@ -314,15 +314,20 @@ class Connection:
         try:
             if step == 10 and scram.MECHANISM.encode() in data.split(b"\0"):
                 first = client.first()
-                self._send(b"p", scram.MECHANISM.encode() + b"\0" + struct.pack("!i", len(first)) + first)
+                self._send((b"p", scram.MECHANISM.encode() + b"\0" + struct.pack("!i", len(first)) + first))
             elif step == 11:
-                self._send(b"p", client.final(data))
+                self._send((b"p", client.final(data)))
             elif step == 12:
                 client.check(data)
             elif step != 0:
                 raise ConnectionLost(f"the server asks for log-in method {step}; only scram-sha-256 is spoken here")
         except (ValueError, KeyError) as error:
             raise ConnectionLost(f"the server's log-in failed: {error}") from None
+
+
+def _fetch(rows: int) -> tuple[tuple[bytes, bytes], ...]:
+    """The messages that ask for so many rows more, now."""
+    return (b"E", b"\0" + struct.pack("!i", rows)), (b"H", b"")
 
 
 @contextlib.contextmanager
