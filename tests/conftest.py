@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tool_service.sandbox import ProcessBackend, SandboxUnavailable
 from tool_service.sandbox.docker_config import DEFAULT_IMAGE, DockerConfig, endpoint_of
 from tool_service.sandbox.docker_engine import Engine
+
+VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 
 
 def _isolated_sandbox() -> str:
@@ -60,10 +64,18 @@ def _postgres() -> str:
     return lack_of_server()
 
 
+def _vllm() -> str:
+    """Why there is no vLLM, in this environment or in the one beside it; empty if there is."""
+    if importlib.util.find_spec("vllm") is not None or VLLM_PYTHON.exists():
+        return ""
+    return "`make vllm` makes an environment with it"
+
+
 CAPABILITIES: dict[str, Callable[[], str]] = {
     "isolated-sandbox": _isolated_sandbox,
     "docker": _docker,
     "postgres": _postgres,
+    "vllm": _vllm,
 }
 
 

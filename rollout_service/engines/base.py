@@ -109,7 +109,8 @@ class VersionSpan:
 
 @dataclass(frozen=True)
 class GenerateDelta:
-    """New tokens since the last delta. Spans are positions in the whole generation. The last delta has `stop`."""
+    """New tokens since the last delta. Spans are positions in the whole generation; an engine may tell them all at the
+    end. The last delta has `stop`."""
 
     token_ids: Ids
     logprobs: Logprobs
@@ -170,7 +171,8 @@ class Engine(Protocol):
         """
 
     async def score(self, sequences: Sequence[Ids]) -> ScoreResult:
-        """Logprobs at temperature 1 of each token given those before it. Works while paused."""
+        """Logprobs at temperature 1 of each token given those before it. Raises WrongOrderError where the engine is
+        paused and computes nothing then."""
 
     def release(self, sequence_key: str) -> None:
         """No further request comes for this key: its cache may go."""

@@ -38,10 +38,10 @@ from rollout_service.engines.sampling import sample
 from rollout_service.engines.scheduler import Scheduler
 from rollout_service.engines.slots import StepLayout
 from rollout_service.engines.stops import StopTable
+from rollout_service.engines.validation import check_job, check_sequences
 from turnwire.errors import (
     ExhaustedError,
     InfraError,
-    InvalidRequestError,
     TurnwireError,
     UnavailableError,
     WrongOrderError,
@@ -105,35 +105,21 @@ class TransformersEngine:
                 self._commands.put(lambda: self._cancel(request))
 
     def _accept(self, job: GenerateJob) -> Request:
-        size = len(job.prompt)
         if self._closing:
             raise UnavailableError("the engine is closed")
-        if not 1 <= size < self._runner.longest:
-            raise InvalidRequestError(
-                f"the prompt has {size} tokens; it must have at least 1 and leave room in {self._runner.longest}"
-            )
-        if job.prompt.min() < 0 or job.prompt.max() >= self._runner.vocabulary:
-            raise InvalidRequestError(f"token ids must be in [0, {self._runner.vocabulary})")
-        if job.max_tokens < 1:
-            raise InvalidRequestError("max_tokens must be at least 1")
-        if any(not text for text in job.stop_strings):
-            raise InvalidRequestError("a stop string is empty")
+        check_job(job, self._runner.longest, self._runner.vocabulary)
         if self._unadmitted >= self._config.max_waiting:
             raise ExhaustedError(f"{self._unadmitted} requests wait for the engine", retry_after=RETRY_SECONDS)
         self._unadmitted += 1
         request = Request(
-            job, min(size + job.max_tokens, self._runner.longest), self._runner.end_ids | job.stop_token_ids
+            job, min(len(job.prompt) + job.max_tokens, self._runner.longest), self._runner.end_ids | job.stop_token_ids
         )
         if job.stop_strings:
             request.matcher = self._stops.matcher(job.stop_strings)
         return request
 
     async def score(self, sequences: Sequence[Ids]) -> ScoreResult:
-        for sequence in sequences:
-            if not 1 <= len(sequence) <= self._runner.longest:
-                raise InvalidRequestError(f"a sequence has {len(sequence)} tokens, not 1 to {self._runner.longest}")
-            if sequence.min() < 0 or sequence.max() >= self._runner.vocabulary:
-                raise InvalidRequestError(f"token ids must be in [0, {self._runner.vocabulary})")
+        check_sequences(sequences, self._runner.longest, self._runner.vocabulary)
         return await self._ask(lambda: ScoreResult(self._runner.score(sequences), self._weights.version))
 
     def release(self, sequence_key: str) -> None:

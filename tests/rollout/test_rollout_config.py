@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import NUMBERS_TURNS, TINY, make_model
@@ -50,6 +52,29 @@ def test_folder_without_a_model_is_a_problem(tmp_path: Path) -> None:
 def test_cache_smaller_than_the_batch_is_refused() -> None:
     with pytest.raises(ConfigError, match="cached_sequences is 3"):
         convert({"engine": {"model": "x", "cached_sequences": 3}}, RolloutServiceConfig)
+
+
+@pytest.mark.parametrize(
+    ("engine", "key"),
+    [
+        ({"kind": "vllm", "cached_sequences": 300}, "engine.cached_sequences"),
+        ({"kind": "vllm", "threads": 1}, "engine.threads"),
+        ({"vllm": {"eager": True}}, "engine.vllm"),
+    ],
+)
+def test_a_setting_of_another_engine_is_a_problem(engine: dict[str, Any], key: str) -> None:
+    problems = check(convert({"engine": {"model": "hub/model", **engine}}, RolloutServiceConfig))
+    assert [problem.key for problem in problems] == [key]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is here")
+def test_an_engine_that_is_not_installed_ends_with_what_to_install(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", template=TINY)
+    process = serve(tmp_path, f"engine: {{kind: vllm, model: {model}}}\n")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "turnwire[rollout-vllm]" in errors
+    assert "Traceback" not in errors
 
 
 def test_config_is_light() -> None:

@@ -45,6 +45,13 @@ class TestTransformersEngine(EngineConformance):
         await engine.close()
 
 
+async def test_scores_while_it_is_paused(llama: Path) -> None:
+    engine = await started(llama)
+    await engine.pause()
+    assert (await engine.score([ids(5)])).version == 0
+    await engine.close()
+
+
 async def test_many_sequences_share_few_rows(llama: Path) -> None:
     """Rows are taken, evicted and copied from, with gaps between the decoding; logprobs must still be right."""
     reference, rng = Reference(llama), np.random.default_rng(5)

@@ -54,6 +54,23 @@ def test_a_run_is_trained_evaluated_shown_and_its_checkpoint_evaluated_again(tmp
     assert json.loads(evaluated.stdout)["tasks"] == {"demo/python": 3, "demo/search": 3, "demo/sql": 3}
 
 
+@pytest.mark.needs("vllm")
+def test_a_run_generates_with_vllm_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    engine = (
+        "services.interpreters.rollout=.venv-vllm/bin/python",
+        "services.rollout.engine={kind: vllm, max_sequences: 16, vllm: {eager: true, kv_cache_gib: 1}}",
+    )
+    result = run("train", "demo", *SMALL, *engine, "--runs-folder", tmp_path, "--run-id", "vllm", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["state"] == "finished"
+    ledger = json.loads((tmp_path / "vllm" / "summary.json").read_text())["ledger"]
+    assert (ledger["trained"] + ledger["filtered"], ledger["failed"]) == (2 * 2 * 2, 0)
+    steps = [json.loads(line) for line in (tmp_path / "vllm" / "metrics.jsonl").read_text().splitlines()]
+    gaps = [step["canary/mean_gap"] for step in steps if "canary/mean_gap" in step]
+    assert gaps
+    assert max(gaps) < 1e-3
+
+
 def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on_when_resumed(tmp_path: Path) -> None:
     steps = ("training.steps=60", "evaluation.before=false", "evaluation.after=false")
     command = turnwire("train", "demo", *SMALL, *steps, "--runs-folder", tmp_path, "--run-id", "two")

@@ -9,6 +9,7 @@ files as on the command line.
 from __future__ import annotations
 
 import datetime
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,12 +37,22 @@ _RUN_NAME, _RUN_MARK = "config.yaml", "run.json"
 """In every run's folder: the trainer wrote them. The first is the run's config alone, without services."""
 
 
+class InterpretersConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """By which Python each service runs; empty: the one that runs `turnwire`. vLLM cannot be installed beside verl, so
+    a rollout service with it has an environment of its own."""
+
+    tool: str = ""
+    rollout: str = ""
+    trainer: str = ""
+
+
 class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The services to start on this machine: each as its own `--config` file would say."""
 
     rollout: RolloutServiceConfig
     tool: ToolServiceConfig = ToolServiceConfig()
     trainer: TrainerServiceConfig = TrainerServiceConfig()
+    interpreters: InterpretersConfig = InterpretersConfig()
 
 
 class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +160,7 @@ def examine(name: str, overrides: Sequence[str] = (), *, services: bool = True) 
     served, check_context = None, None
     if tools is not None:
         served, check_context = list(tools), lambda tool, context: tools[tool].check_context(context)
+    _check_interpreters(values, found)
     if parts.get("rollout") is not None:
         _extend(found.problems, "services.rollout", rollout_service.config.check(parts["rollout"]))
     if run is not None:
@@ -195,6 +207,14 @@ def _check_tool_service(config: ToolServiceConfig | None, found: Findings) -> di
     problems = tool_service.config.check(config)
     _extend(found.problems, "services.tool", problems)
     return None if problems else {tool.name: tool for tool in load_registry(config).list_tools()}
+
+
+def _check_interpreters(values: dict[str, Any], found: Findings) -> None:
+    config = _part(values, ("services", "interpreters"), InterpretersConfig, found)
+    for name, path in msgspec.structs.asdict(config or InterpretersConfig()).items():
+        if path and not os.access(path, os.X_OK):
+            message = f"{path} is no program; it is looked for from {Path.cwd()}"
+            found.problems.append(Problem(f"services.interpreters.{name}", message))
 
 
 def _extend(to: list[Problem], prefix: str, problems: Sequence[Problem]) -> None:

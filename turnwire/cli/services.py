@@ -120,7 +120,7 @@ class Services:
         with log.open("ab") as output:
             log_start = output.tell()
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module, "--config", str(file)),
+                *(getattr(self._config.interpreters, name) or sys.executable, "-m", module, "--config", str(file)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
