@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import os
 import sys
 import time
 from pathlib import Path
@@ -27,7 +26,6 @@ def main() -> int:
     unknown = set(arguments.names) - set(NAMES)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # else it warns of each process that we start
     missing = False
     for name in arguments.names or NAMES:
         module = importlib.import_module(f"benchmarks.{name}")

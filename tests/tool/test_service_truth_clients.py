@@ -102,6 +102,8 @@ HOSTILE = {
     "while True: print('x' * 1_000_000)": {"OUTPUT_LIMIT", "TIMEOUT"},
 }
 """Bombs of processes, memory and output, and how they may end: by whichever limit is reached first."""
+TAKEN_ALONG = "SESSION_LOST"
+"""How the turn after one ends whose sandbox had more processes than could be ended in a second."""
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,9 @@ async def test_a_canary_is_served_while_every_other_slot_is_hostile(tmp_path: Pa
                 turn += 1
                 answered = await canary.act(turn, "<python>n += 1; n</python>", patience=60)
                 assert texts(answered) == [str(turn)]
-            assert {error_of(ended.observations[0]) for ended in bombs.result()} <= ends, code
+            assert {error_of(ended.observations[0]) for ended in bombs.result()} <= ends | (
+                {TAKEN_ALONG} if round_ else set()
+            ), code
         assert turn > len(HOSTILE)
         assert (await service.pool()).in_use == slots + 1
         await asyncio.gather(*(trajectory.close() for trajectory in hostile))

@@ -297,6 +297,11 @@ class DockerBackend(SandboxBackend):
             self._begin_removal(sandbox_id)
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
+        if self.facts:  # it has been in use
+            try:
+                await self.sweep()  # an engine that failed may have made what it never told of
+            except EngineError as error:
+                log.warning("leftovers could not be looked for at the end: %s", error)
         self._engine.close()
         self._uids.close()
         self._instance.close()

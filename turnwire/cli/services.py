@@ -26,6 +26,10 @@ from turnwire import config as config_files
 from turnwire.cli.launch import ServicesConfig
 from turnwire.errors import UnavailableError
 
+# Services are started beside gRPC's threads, also again in the middle of a run. Without this its handlers of a fork run
+# in the child before it becomes the service, and now and then abort it. Read when gRPC is first used.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 START_SECONDS = 300.0
 """How long a service may take to listen: loading torch and a model on a busy machine takes its time."""
 TAIL_LINES = 25
