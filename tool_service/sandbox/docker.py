@@ -290,6 +290,7 @@ class DockerBackend(SandboxBackend):
         return task
 
     async def close(self) -> None:
+        in_use = self.tier is Tier.ISOLATED and not self._closed
         self._closed = True
         if self._making:  # what the engine has been asked for can be removed only once it is there
             await asyncio.wait(tuple(self._making))
@@ -297,7 +298,7 @@ class DockerBackend(SandboxBackend):
             self._begin_removal(sandbox_id)
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
-        if self.facts:  # it has been in use
+        if in_use:
             try:
                 await self.sweep()  # an engine that failed may have made what it never told of
             except EngineError as error:
