@@ -97,7 +97,7 @@ class VllmEngine:
                 np.array(completion.token_ids, np.int32),
                 _logprobs(completion, certain),
                 tuple(_spans(completion.weight_versions)),
-                self._stop(completion),
+                _stop(completion),
             )
 
     async def _outputs(self, prompt: Ids, sampling: api.SamplingParams, name: str) -> AsyncIterator[Any]:
@@ -124,15 +124,6 @@ class VllmEngine:
         check_job(job, self._model.longest, self._model.vocabulary)
         if len(self._requests) >= self._config.max_sequences + self._config.max_waiting:
             raise ExhaustedError(f"{len(self._requests)} requests are at the engine", retry_after=RETRY_SECONDS)
-
-    def _stop(self, completion: Any) -> GenerateStop | None:
-        if completion.finish_reason is None:
-            return None
-        if completion.finish_reason == "length":
-            return GenerateStop.LENGTH
-        if completion.finish_reason == "stop":
-            return GenerateStop.STRING if isinstance(completion.stop_reason, str) else GenerateStop.END_OF_TURN
-        raise InfraError(f"vLLM ended a request as {completion.finish_reason}")
 
     async def score(self, sequences: Sequence[Ids]) -> ScoreResult:
         check_sequences(sequences, self._model.longest, self._model.vocabulary)
@@ -226,6 +217,16 @@ def _logprobs(completion: Any, certain: bool) -> Logprobs:
         return np.zeros(len(completion.token_ids), np.float32)
     rows = zip(completion.token_ids, completion.logprobs, strict=True)
     return np.array([row[token].logprob for token, row in rows], np.float32)
+
+
+def _stop(completion: Any) -> GenerateStop | None:
+    if completion.finish_reason is None:
+        return None
+    if completion.finish_reason == "length":
+        return GenerateStop.LENGTH
+    if completion.finish_reason == "stop":
+        return GenerateStop.STRING if isinstance(completion.stop_reason, str) else GenerateStop.END_OF_TURN
+    raise InfraError(f"vLLM ended a request as {completion.finish_reason}")
 
 
 def _spans(versions: Sequence[Any] | None) -> list[VersionSpan]:

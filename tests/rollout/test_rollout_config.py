@@ -70,11 +70,7 @@ def test_a_setting_of_another_engine_is_a_problem(engine: dict[str, Any], key: s
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is here")
 def test_an_engine_that_is_not_installed_ends_with_what_to_install(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", template=TINY)
-    process = serve(tmp_path, f"engine: {{kind: vllm, model: {model}}}\n")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "turnwire[rollout-vllm]" in errors
-    assert "Traceback" not in errors
+    assert "turnwire[rollout-vllm]" in refusal(tmp_path, f"engine: {{kind: vllm, model: {model}}}\n")
 
 
 def test_config_is_light() -> None:
@@ -93,6 +89,15 @@ def serve(tmp_path: Path, text: str) -> subprocess.Popen[str]:
     )
 
 
+def refusal(tmp_path: Path, text: str) -> str:
+    """What a service says that cannot use its config: the reason, without a traceback."""
+    process = serve(tmp_path, text)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "Traceback" not in errors
+    return errors
+
+
 def test_process_serves_until_sigterm(tmp_path: Path) -> None:
     process = serve(tmp_path, f"engine: {{model: {make_model(tmp_path / 'model', template=TINY)}}}\n")
     assert process.stdout is not None
@@ -106,8 +111,5 @@ def test_process_serves_until_sigterm(tmp_path: Path) -> None:
 
 def test_process_says_what_is_wrong_and_exits_2(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", template=NUMBERS_TURNS)
-    process = serve(tmp_path, f"engine: {{model: {folder}}}\n")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
+    errors = refusal(tmp_path, f"engine: {{model: {folder}}}\n")
     assert "chat.template: this chat template cannot be used for turns" in errors
-    assert "Traceback" not in errors
