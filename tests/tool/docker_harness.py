@@ -78,10 +78,11 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 @contextlib.contextmanager
-def foreign_container(labels: dict[str, str]) -> Iterator[Any]:
+def foreign_container(labels: dict[str, str], script: str = "exec sleep 600", **options: Any) -> Iterator[Any]:
     """Somebody else's, made of the same image, doing nothing."""
+    command = ["sh", "-c", script]
     made = client().containers.run(
-        DockerConfig().image, ["sleep", "600"], labels=labels, detach=True, network_mode="none", stop_signal="SIGKILL"
+        DockerConfig().image, command, labels=labels, detach=True, network_mode="none", stop_signal="SIGKILL", **options
     )
     try:
         yield made

@@ -46,15 +46,32 @@ class OwnEngine:
             )
         deadline = time.monotonic() + 60
         while self.docker("info").returncode != 0:
-            assert self._process.poll() is None, (folder / "log").read_text()[-2000:]
+            assert self._process.poll() is None, self.log()[-2000:]
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
     def docker(self, *words: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(["docker", "-H", self.host, *words], capture_output=True, check=False)
 
-    def containers(self) -> bytes:
-        return self.docker("ps", "-aq").stdout
+    def containers(self) -> list[str]:
+        """Ids, names and states of all that there are: an engine that was killed lists some that it no longer has."""
+        listed = self.docker("ps", "-aq", "--no-trunc").stdout.decode().split()
+        found = [self.docker("inspect", "--format", "{{.Id}} {{.Name}} {{.State.Status}}", one) for one in listed]
+        return [one.stdout.decode().strip() for one in found if one.returncode == 0]
+
+    def clear(self) -> list[str]:
+        """Have it run, and hold nothing; what was there once all that ends by itself had had its time."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        deadline = time.monotonic() + 20
+        while (left := self.containers()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for one in left:
+            self.docker("rm", "-f", "-v", one.split()[0])
+        return left
+
+    def log(self) -> str:
+        return (self._folder / "log").read_text()
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         assert self._process is not None

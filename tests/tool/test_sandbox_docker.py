@@ -321,3 +321,16 @@ async def test_a_sweep_takes_the_leftovers_of_dead_services_of_this_owner_alone(
             assert kept.status == "running"
     assert (await python(ours, "1")).status is TurnStatus.OK
     living.close()
+
+
+async def test_what_an_engine_lists_and_no_longer_has_is_no_leftover(
+    backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, it starts with such entries now and then, and keeps them until it starts again. The entry is made up, as
+    it cannot be brought about at will; that the container is not there is said by the engine."""
+    labels = {OWNER: backend.facts["owner"], INSTANCE: "0" * 16, SANDBOX: "1" * 16}
+    entry = {"Id": "f" * 64, "State": "dead", "Status": "Dead", "Labels": labels}
+    monkeypatch.setattr(backend._engine.client, "containers", lambda **_: [entry])
+    assert await backend.leftovers() == []
+    assert await backend.sweep() == 0
+    assert backend.stats().leaked_removed == 0

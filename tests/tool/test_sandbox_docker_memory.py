@@ -1,14 +1,18 @@
-"""A container without room for its own supervisor: the kernel ends that, and it is told, at once and as our failure."""
+"""A container without room for its own supervisor: the kernel ends that, and it is told, at once and as what it is."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 
 import pytest
-from docker_harness import containers, new_owner, python, running_backend, until
+from docker_harness import containers, foreign_container, new_owner, python, running_backend, until
 
 from tool_service.sandbox import SandboxError, SandboxLimits, SandboxUnavailable, TurnStatus, docker_container
 from tool_service.sandbox.base import GRACE_SECONDS, MIB
+from tool_service.sandbox.docker_config import DockerConfig, endpoint_of
+from tool_service.sandbox.docker_engine import Engine, EngineError
 
 pytestmark = pytest.mark.needs("docker")
 
@@ -24,14 +28,15 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_room")
-async def test_a_supervisor_that_the_kernel_kills_is_our_failure_and_no_hang() -> None:
+async def test_memory_that_costs_the_supervisor_its_life_is_the_programs_failure_and_no_hang() -> None:
+    """The kernel may choose it although a worker is to go first: where that is dying already, and not yet gone."""
     async with running_backend() as backend:
         sandbox = await backend.create(SandboxLimits())
         async with asyncio.timeout(10 + GRACE_SECONDS):
             result = await python(sandbox, LARGE)
-        assert (result.status, result.detail) == (TurnStatus.INFRA, "the sandbox is gone")
+        assert (result.status, result.detail) == (TurnStatus.MEMORY, "the sandbox is gone")
         assert not sandbox.alive
-        assert (await python(sandbox, "1")).status is TurnStatus.INFRA
+        assert (await python(sandbox, "1")).status is TurnStatus.SESSION_LOST
         with pytest.raises(SandboxError, match="is gone"):
             await sandbox.get_file("x", 1)
         assert await until(lambda: backend.stats().running == 0)
@@ -56,3 +61,21 @@ async def test_a_supervisor_that_cannot_even_start_is_told(monkeypatch: pytest.M
             async with asyncio.timeout(40):
                 await backend.create(SandboxLimits())
         assert await until(lambda: containers(owner) == [])
+
+
+async def test_a_container_that_is_killed_has_not_run_out_of_memory_because_it_once_had() -> None:
+    engine = Engine(endpoint_of(DockerConfig()), creations=1, seconds=10)
+    await engine.connect()
+    greedy = "python3 -c 'b\"x\" * (1 << 30)'; exec sleep 600"
+    try:
+        with foreign_container({}, greedy, mem_limit="64m", memswap_limit="64m") as container:
+            known = False
+            while not known:
+                with contextlib.suppress(EngineError):  # it knows nothing yet
+                    known = await engine.ran_out_of_memory(container.name, 60)
+            since = time.monotonic()
+            await asyncio.to_thread(container.remove, force=True)
+            assert not await engine.ran_out_of_memory(container.name, time.monotonic() - since)
+            assert await engine.ran_out_of_memory(container.name, 60)
+    finally:
+        engine.close()

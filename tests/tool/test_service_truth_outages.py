@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import outages
 import pytest
-from docker_harness import client, docker_config, new_owner, until
+from docker_harness import client, docker_config, new_owner
 from engine_harness import OwnEngine
 from outages import Outage
 from service_process import BUSY, DOCKER, PROCESS, answer, begun, in_all, on_both_backends, serving
@@ -28,8 +28,15 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a file system that ca
 
 
 @pytest.fixture(scope="module")
-def own_engine() -> Iterator[OwnEngine]:
+def engine_of_all() -> Iterator[OwnEngine]:
     yield from engine_harness.serve()
+
+
+@pytest.fixture
+def own_engine(engine_of_all: OwnEngine) -> Iterator[OwnEngine]:
+    """It runs; after a test nothing may be left in it, and nothing is for the next."""
+    yield engine_of_all
+    assert engine_of_all.clear() == []
 
 
 @on_both_backends
@@ -124,8 +131,6 @@ async def test_what_the_service_cannot_do_for_a_while_is_said_and_done_afterward
         for trajectory in (old, again, plain):
             await trajectory.close()
         await service.quiet()
-    if outage.engine is not None:
-        assert await until(lambda: outage.engine.containers() == b"")
 
 
 @pytest.mark.needs("docker")
@@ -153,7 +158,6 @@ async def test_a_service_can_be_closed_while_its_engine_is_away(own_engine: OwnE
     await asyncio.to_thread(own_engine.stop)
     await backend.close()
     await asyncio.to_thread(own_engine.start)
-    assert await until(lambda: own_engine.containers() == b"")
 
 
 @pytest.mark.needs("docker")

@@ -1,4 +1,5 @@
-"""A sandbox as the service sees it, when its supervisor says that it is over: what a program did not let die."""
+"""A sandbox as the service sees it, by what its supervisor says: that it is ready, or over, as a program let something
+not die."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tool_service.sandbox import Turn, TurnStatus
+from tool_service.sandbox import SandboxUnavailable, Turn, TurnStatus
 from tool_service.sandbox.inside import frames
 from tool_service.sandbox.supervised import SupervisedSandbox
 
@@ -40,3 +41,21 @@ async def test_a_supervisor_that_dies_without_a_word_is_a_failure_of_ours() -> N
     sandbox, theirs = await sandbox_of(MEMORY)
     theirs.close()
     assert (await sandbox.run(TURN)).status is TurnStatus.INFRA
+
+
+@pytest.mark.parametrize("said", [{"ready": True}, {"failed": "no room"}], ids=["ready", "failed"])
+async def test_a_supervisor_that_speaks_before_anybody_waits_for_it_is_heard(said: dict[str, Any]) -> None:
+    """An engine that is slow to say that it has started a container: that one may be ready by then."""
+    ours, theirs = socket.socketpair()
+    sandbox = SupervisedSandbox("a1", lambda _: None, TurnStatus.INFRA)
+    await asyncio.get_running_loop().create_unix_connection(lambda: sandbox, sock=ours)
+    with theirs:
+        theirs.sendall(frames.encode(said))
+        for _ in range(3):  # the loop's turns: it is read
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            if "failed" in said:
+                with pytest.raises(SandboxUnavailable, match="no room"):
+                    await sandbox.wait_ready()
+            else:
+                await sandbox.wait_ready()

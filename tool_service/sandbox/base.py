@@ -48,7 +48,8 @@ class TurnStatus(enum.StrEnum):
     TIMEOUT = "TIMEOUT"
     """Wall or CPU time ran out. Output so far is kept. Processes were killed unless the runtime could stop softly."""
     MEMORY = "MEMORY"
-    """An uncaught `MemoryError` (state is kept), or the processes together went over the cap and were killed."""
+    """An uncaught `MemoryError` (state is kept), or the processes together went over the cap and were killed; of a
+    container that ran out of memory the whole sandbox may be gone."""
     OUTPUT_LIMIT = "OUTPUT_LIMIT"
     """The output flooded past `flood_bytes`; all was killed. A turn that is merely long is OK and `truncated`."""
     SIGNALED = "SIGNALED"

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -37,9 +37,12 @@ from tool_service.sandbox.uids import Uids
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _NAME = "turnwire-sandbox-{}"
 _STATE_SECONDS = 0.3
 """How long the engine may take to say what state a silent container is in."""
+_CAUSE_SECONDS = 1.0
+"""And why one has ended."""
 _REMOVAL_PAUSES = (0.2, 1.0)
 """Seconds between tries to remove a container. After the last it is left to a sweep, which tries again for ever."""
 _HTTP_NOT_FOUND = 404
@@ -82,8 +85,8 @@ class DockerBackend(SandboxBackend):
         self._removing: set[str] = set()
         self._left: set[str] = set()
         """Sandboxes of ours that are not known to be gone, and that a sweep will remove. They keep their uids."""
-        self._making: set[asyncio.Task[None]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._making: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._created = 0
         self._leaked_removed = 0
         self._closed = False
@@ -177,7 +180,9 @@ class DockerBackend(SandboxBackend):
         if self._closed:
             raise SandboxUnavailable("the backend is closed")
         async with self._creating:
-            sandbox = SupervisedSandbox(secrets.token_hex(8), self._begin_removal, TurnStatus.INFRA, self._why_silent)
+            sandbox = SupervisedSandbox(
+                secrets.token_hex(8), self._begin_removal, TurnStatus.INFRA, self._why_silent, self._ask_for_cause
+            )
             self._sandboxes[sandbox.id] = sandbox
             making = self._spawn(self._make(sandbox, limits), self._making)
             try:
@@ -250,13 +255,22 @@ class DockerBackend(SandboxBackend):
         status = found["State"]["Status"]
         return "" if status == "running" else f"the container is {status}"
 
+    def _ask_for_cause(self, sandbox_id: str, seconds: float) -> "asyncio.Task[bool]":
+        """A container has ended. The kernel, should it find memory short again while the program that it has killed is
+        not yet gone, kills the supervisor, too: no failure of ours."""
+        return self._spawn(self._ran_out_of_memory(sandbox_id, seconds), self._tasks)
+
+    async def _ran_out_of_memory(self, sandbox_id: str, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(_CAUSE_SECONDS):
+                return await self._engine.ran_out_of_memory(_NAME.format(sandbox_id), seconds)
+        except (EngineError, TimeoutError):  # who does not answer has taken the container along
+            return False
+
     async def leftovers(self) -> list[Leftover]:
         """Containers of this owner whose service is dead, or that this service has lost sight of."""
-        client = self._engine.client
-        label = f"{docker_container.OWNER}={self._instance.owner}"
-        found = await self._engine.call(client.containers, all=True, filters={"label": label})
         listed = []
-        for container in found:
+        for container in await self._engine.containers(f"{docker_container.OWNER}={self._instance.owner}"):
             labels = container["Labels"]
             one = Leftover(
                 container["Id"],
@@ -283,7 +297,7 @@ class DockerBackend(SandboxBackend):
     def stats(self) -> BackendStats:
         return BackendStats(self._created, len(self._sandboxes) + len(self._left), self._leaked_removed)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], kept: "set[asyncio.Task[None]]") -> "asyncio.Task[None]":
+    def _spawn(self, work: Coroutine[Any, Any, _T], kept: "set[asyncio.Task[Any]]") -> "asyncio.Task[_T]":
         task = asyncio.get_running_loop().create_task(work)
         kept.add(task)
         task.add_done_callback(kept.discard)

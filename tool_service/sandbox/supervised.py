@@ -64,7 +64,9 @@ def _too_late(future: asyncio.Future[tuple[_Answer, bytes]]) -> None:
 class SupervisedSandbox(Sandbox, asyncio.Protocol):
     """`request_kill(id)` asks the backend, which must call `gone` when nothing is left. `own_death` is
     the status of a turn whose sandbox died by itself: where a program cannot reach its supervisor it is our failure.
-    `why_silent(id)` says what, other than a program, keeps a supervisor from answering; empty if nothing does."""
+    `why_silent(id)` says what, other than a program, keeps a supervisor from answering; empty if nothing does.
+    `ask_for_cause(id, seconds)` finds out whether a sandbox that died by itself within the last `seconds` had run out
+    of memory: its program's doing, whichever process the kernel has chosen."""
 
     def __init__(
         self,
@@ -72,10 +74,18 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
         request_kill: Callable[[str], None],
         own_death: TurnStatus,
         why_silent: Callable[[str], Awaitable[str]] | None = None,
+        ask_for_cause: "Callable[[str, float], asyncio.Future[bool]] | None" = None,
     ) -> None:
         self.id = sandbox_id
         self._request_kill = request_kill
         self._why_silent = why_silent
+        self._ask_for_cause = ask_for_cause
+        self._out_of_memory: asyncio.Future[bool] | None = None
+        """Whether it died of that: asked for when it had died, until a turn has been told."""
+        self._early: _Answer | None = None
+        """What was said before anybody listened: that it is ready, or why not, while its starter was still busy."""
+        self._heard = 0.0
+        """When it last said something."""
         self._own_death = own_death
         self._decoder = frames.Decoder()
         self._transport: asyncio.Transport | None = None
@@ -92,6 +102,7 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._heard = time.monotonic()
         try:
             self._decoder.feed(data)
             while (frame := self._decoder.next()) is not None:
@@ -104,11 +115,15 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
         if answer.over:  # a process of it does not die, and that is the program's doing
             self._own_death = TurnStatus.SESSION_LOST
             self._drop()
-        elif self._answer is not None and not self._answer.done():
+        elif self._answer is None:
+            self._early = answer
+        elif not self._answer.done():
             self._answer.set_result((answer, blob))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        if self._ask_for_cause and self._heard and not (self._kill_asked or self._infra):
+            self._out_of_memory = self._ask_for_cause(self.id, time.monotonic() - self._heard)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(_Lost())
 
@@ -151,7 +166,7 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
     async def wait_ready(self) -> None:
         """Until the supervisor says so. Raises `SandboxUnavailable`."""
         try:
-            answer, _ = await self._ask(None, b"", _READY_SECONDS)
+            answer = self._early or (await self._ask(None, b"", _READY_SECONDS))[0]
         except (_Lost, _TooLate) as error:
             raise SandboxUnavailable(f"the sandbox did not start: {type(error).__name__.strip('_')}") from error
         if not answer.ready:
@@ -207,9 +222,8 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
                 detail="the supervisor did not answer in time; the whole sandbox was killed",
             )
         except _Lost:
-            return TurnResult(
-                self._status_of_loss(), wall_seconds=time.monotonic() - begun, detail="the sandbox is gone"
-            )
+            wall = time.monotonic() - begun
+            return TurnResult(await self._status_of_loss(), wall_seconds=wall, detail="the sandbox is gone")
         stdout, stderr = blob[: answer.stdout], blob[answer.stdout : answer.stdout + answer.stderr]
         status, detail = answer.status, answer.detail
         value: JSON = None
@@ -235,10 +249,15 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
             detail=detail,
         )
 
-    def _status_of_loss(self) -> TurnStatus:
+    async def _status_of_loss(self) -> TurnStatus:
         if self._infra:
             return TurnStatus.INFRA
-        return TurnStatus.SESSION_LOST if self._kill_asked else self._own_death
+        if self._kill_asked:
+            return TurnStatus.SESSION_LOST
+        if self._out_of_memory is not None and await asyncio.shield(self._out_of_memory):
+            self._out_of_memory, self._own_death = None, TurnStatus.SESSION_LOST  # for the turns after this one
+            return TurnStatus.MEMORY
+        return self._own_death
 
     async def put_file(self, path: str, data: bytes) -> None:
         await self._file({"op": "put", "path": path}, data)
