@@ -31,9 +31,11 @@ async def serve_rollouts(config: RolloutServiceConfig) -> None:
     await service.start()
     server = Server(config.server, ["turnwire.v1.RolloutService"])
     rollout_pb2_grpc.add_RolloutServiceServicer_to_server(service, server.grpc)
+    following = asyncio.create_task(server.follow(lambda: service.trouble))
     try:
         await serve(server, on_drain=service.drain)
     finally:
+        following.cancel()
         await service.close()
 
 

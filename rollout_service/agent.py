@@ -21,7 +21,7 @@ from rollout_service.engines.base import Engine, GenerateDelta, GenerateJob, Gen
 from rollout_service.task import Task, TaskRefusedError, shown_text
 from rollout_service.tools import ToolDirectory, TrajectoryTools
 from rollout_service.trajectory import MultiTurnTrajectory, TrajectoryBuilder, TurnRecord, wire_turn
-from turnwire.errors import TurnwireError
+from turnwire.errors import InvalidRequestError, TurnwireError
 from turnwire.v1 import common_pb2, rollout_pb2, tool_pb2
 
 T = TypeVar("T")
@@ -106,12 +106,15 @@ class Agent:
         self, task: Task, trajectory: MultiTurnTrajectory, tools: TrajectoryTools | None, on_turn: OnTurn
     ) -> Ending:
         limits, stops = task.limits, await self._stop_strings(task)
+        image_tokens = 0  # known once the engine has had them
         for turn in range(limits.max_turns):
-            room = limits.max_trajectory_tokens - len(trajectory)
+            room = limits.max_trajectory_tokens - len(trajectory) - image_tokens
             if room <= 0:
                 return Ending(common_pb2.STOP_REASON_MAX_TOKENS)
             began = time.perf_counter()
             action = await self._generate(task, trajectory, turn, stops, min(room, limits.max_action_tokens))
+            room -= action.image_tokens - image_tokens
+            image_tokens = action.image_tokens
             generated = time.perf_counter()
             text = self.chat.action_text(action.token_ids)
             said = _until_stop(text, stops) if action.stop is GenerateStop.STRING else text
@@ -164,8 +167,13 @@ class Agent:
             stops,
             frozenset() if end is None else frozenset([end]),
             sequence_key=task.trajectory_id,
+            adapter=task.adapter,
+            images=task.images,
         )
-        deltas = [delta async for delta in self.engine.generate(job)]
+        try:
+            deltas = [delta async for delta in self.engine.generate(job)]
+        except InvalidRequestError as error:  # an image that is none
+            raise TaskRefusedError(error.message) from error
         if len(deltas) == 1:
             return deltas[0]
         return GenerateDelta(
@@ -173,6 +181,7 @@ class Agent:
             np.concatenate([delta.logprobs for delta in deltas]),
             tuple(span for delta in deltas for span in delta.spans),
             deltas[-1].stop,
+            deltas[-1].image_tokens,
         )
 
     def _observation_ids(self, text: str, limit: int) -> tuple[Ids, int]:

@@ -22,7 +22,9 @@ import numpy as np
 from rollout_service.engines.base import Ids
 from turnwire.errors import ConfigError, InvalidRequestError, Problem
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""`role`, and `content`: text, or where there are images among it parts, as templates of models that see take them:
+`{"type": "text", "text": …}` and `{"type": "image"}`, for which the template writes the image's placeholder."""
 
 _SENTINELS = ("Qaxvelm", "Ubrontik", "Eolphard", "Yvistrup", "Ganturol", "Wexmidor")
 """Words that stand for contents while the template is looked at. No template and no user writes them."""
@@ -33,6 +35,13 @@ _ACTION_SHAPES = (
     '{}<tool_call>\n{{"name": "x", "arguments": {{}}}}\n</tool_call>',
 )
 """Forms of an action that templates are known to rewrite in earlier turns."""
+
+
+def texts_of(message: Message) -> list[str]:
+    """The texts of a message's content."""
+    content = message["content"]
+    return [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+
 
 FIX = (
     "use a template that renders each message once and for all (chat.template), "
@@ -74,6 +83,8 @@ class Chat:
         self._arguments = dict(template_arguments or {})
         if template is None and not tokenizer.chat_template:
             raise ConfigError([Problem("chat.template", "the model has no chat template; name a Jinja file")])
+        self._in_parts = False
+        self._in_parts = self._wants_parts()
         before, after = self._find_bridge()
         before_ids = self._encode(before)
         self._controls = self._control_tokens([*before_ids, *self._encode(after)])
@@ -91,15 +102,10 @@ class Chat:
         As the template renders them; only contents that hold a control token's text are tokenized apart. Raises
         InvalidRequestError for messages that the template refuses.
         """
-        if not any(self._forges(message["content"]) for message in messages):
-            return self._encode(self._render_request(messages))
         contents: list[str] = []
-        shown = []
-        for number, message in enumerate(messages):
-            if self._forges(message["content"]):
-                contents.append(message["content"])
-                message = {**message, "content": f"{_SENTINELS[0]}{number}{_SENTINELS[0]}"}  # noqa: PLW2901
-            shown.append(message)
+        shown = [self._guarded(message, contents) for message in messages]
+        if not contents:
+            return self._encode(self._render_request(messages))
         marker = f"{_SENTINELS[0]}[0-9]+{_SENTINELS[0]}"
         around = re.split(marker, self._render_request(shown))
         if len(around) != len(contents) + 1:
@@ -136,7 +142,29 @@ class Chat:
         ended = len(ids) > 0 and int(ids[-1]) in self._controls
         return self.decode(ids[:-1] if ended else ids)
 
+    def _guarded(self, message: Message, contents: list[str]) -> Message:
+        """The message with a sentinel for each text that forges a control token; these are added to `contents`."""
+
+        def guard(text: str) -> str:
+            if not self._forges(text):
+                return text
+            contents.append(text)
+            return f"{_SENTINELS[0]}{len(contents)}{_SENTINELS[0]}"
+
+        content = message["content"]
+        if isinstance(content, str):
+            return {**message, "content": guard(content)}
+        parts = [{**part, "text": guard(part["text"])} if part["type"] == "text" else part for part in content]
+        return {**message, "content": parts}
+
     # -- at start-up
+
+    def _wants_parts(self) -> bool:
+        """Whether the template shows nothing of a content that is plain text, and so wants it as a part."""
+        try:
+            return _SENTINELS[1] not in self._apply([{"role": "user", "content": _SENTINELS[1]}])
+        except (jinja2.TemplateError, ValueError, TypeError):
+            return False
 
     def _find_bridge(self) -> tuple[str, str]:
         user, first, second, third, fourth = _SENTINELS[1:6]
@@ -201,10 +229,15 @@ class Chat:
 
     def _apply(self, messages: Sequence[Message]) -> str:
         text: str = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
+            [self._as_wanted(message) for message in messages],
             tokenize=False,
             add_generation_prompt=True,
             chat_template=self._template,
             **self._arguments,
         )
         return text
+
+    def _as_wanted(self, message: Message) -> dict[str, Any]:
+        if self._in_parts and isinstance(message["content"], str):
+            return {**message, "content": [{"type": "text", "text": message["content"]}]}
+        return dict(message)

@@ -26,6 +26,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel, data_parallel: over how many devices the model is split, and how many copies of it there are.
     kv_cache_gib: memory for the cache of keys and values; unset: what vLLM takes by itself.
     eager: run without compilation and graphs: starts sooner, and on a CPU without AVX-512 nothing is lost.
+    adapters: LoRA adapters that requests may name: name to a folder as peft saves it. vLLM reads a folder at start and
+        again after each weight update, so it must stay.
     options: any other argument of vLLM's AsyncEngineArgs, by its name there.
     """
 
@@ -33,6 +35,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel: Positive = 1
     kv_cache_gib: Annotated[float, msgspec.Meta(gt=0)] | None = None
     eager: bool = False
+    adapters: dict[str, str] = {}
     options: dict[str, Any] = {}
 
 
@@ -127,6 +130,13 @@ class RolloutServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     update_idle_seconds: Seconds = 60.0
 
 
+class _AdapterFile(msgspec.Struct):
+    """What is read of peft's adapter_config.json."""
+
+    r: Positive
+    rank_pattern: dict[str, int] = {}
+
+
 _ONLY = {
     "transformers": ("vllm",),
     "vllm": ("cached_sequences", "prefill_tokens_per_step", "threads"),
@@ -144,16 +154,11 @@ def check(config: RolloutServiceConfig, prefix: str = "") -> list[Problem]:
     for name in _ONLY[config.engine.kind]:
         if getattr(config.engine, name) != getattr(EngineConfig(model=""), name):
             add(f"engine.{name}", f"is not read by the engine {config.engine.kind}; remove it")
-    if not config.engine.model:
-        add("engine.model", "is empty; name a model folder or a hub's model")
-    elif _looks_like_path(config.engine.model):
-        folder = Path(config.engine.model)
-        if not folder.is_dir():
-            add("engine.model", f"there is no folder {folder}; it is looked for from {Path.cwd()}")
-        else:
-            for name in ("config.json", "tokenizer_config.json"):
-                if not (folder / name).is_file():
-                    add("engine.model", f"{folder} holds no {name}; save model and tokenizer with save_pretrained")
+    for message in _model_problems(config.engine.model):
+        add("engine.model", message)
+    for name, adapter in config.engine.vllm.adapters.items():
+        if message := _adapter_problem(Path(adapter)):
+            add(f"engine.vllm.adapters.{name}", message)
     if config.chat.template is not None and not Path(config.chat.template).is_file():
         add("chat.template", f"there is no file {config.chat.template}")
     if config.tool_target and ":" not in config.tool_target:
@@ -164,6 +169,43 @@ def check(config: RolloutServiceConfig, prefix: str = "") -> list[Problem]:
     if config.max_trajectories < config.max_trajectories_per_stream:
         add("max_trajectories", f"is below max_trajectories_per_stream ({config.max_trajectories_per_stream})")
     return problems
+
+
+def adapter_rank(folder: Path) -> int:
+    """The largest rank in a folder with a LoRA adapter. Raises ValueError for what is none."""
+    path = folder / "adapter_config.json"
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_AdapterFile)
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read: {error.strerror}; save the adapter with peft's save_pretrained"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is not a LoRA adapter's: {error}") from error
+    return max(found.r, *found.rank_pattern.values(), 0)
+
+
+def _model_problems(model: str) -> list[str]:
+    if not model:
+        return ["is empty; name a model folder or a hub's model"]
+    if not _looks_like_path(model):
+        return []
+    folder = Path(model)
+    if not folder.is_dir():
+        return [f"there is no folder {folder}; it is looked for from {Path.cwd()}"]
+    return [
+        f"{folder} holds no {name}; save model and tokenizer with save_pretrained"
+        for name in ("config.json", "tokenizer_config.json")
+        if not (folder / name).is_file()
+    ]
+
+
+def _adapter_problem(folder: Path) -> str:
+    try:
+        adapter_rank(folder)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _looks_like_path(model: str) -> bool:

@@ -7,28 +7,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
 import numpy as np
-import torch
 
 from rollout_service.agent import Agent
 from rollout_service.chat import Chat
 from rollout_service.config import RolloutServiceConfig
-from rollout_service.engines.base import Engine, GenerateJob, Ids, UpdateMode
+from rollout_service.engines.base import Engine, GenerateJob, Ids, UpdateMode, WeightInfo
 from rollout_service.rollouts import Admission, RolloutStream
+from rollout_service.staging import Inbox, StagedWeights, staged_file
 from rollout_service.task import MAX_STOPS, Task, check_stops, parse_sampling, parse_task
 from rollout_service.tools import ToolDirectory
 from rollout_service.trajectory import GENERATE_STOPS, seconds, wire_spans
 from turnwire.client.tools import ToolClient
 from turnwire.errors import DeadlineError, ExhaustedError, InvalidRequestError, TurnwireError, WrongOrderError
 from turnwire.tensors import from_tensor, to_tensor
-from turnwire.torch_weights import read_file, specs_of, tensor_of
-from turnwire.v1 import rollout_pb2, rollout_pb2_grpc
-from turnwire.weights import CorruptTensorError, Staging, check_specs, checksum
+from turnwire.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
+from turnwire.weights import CorruptTensorError, WeightsError, check_specs, checksum, tensor_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +35,8 @@ MAX_SCORED_TOKENS = 1 << 20
 
 DRAIN_SECONDS = 10.0
 """How long the rest of a refused update is still read, and thrown away."""
+
+_MODALITIES = {"text": common_pb2.MODALITY_TEXT, "image": common_pb2.MODALITY_IMAGE}
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         self._engine = engine
         self._chat = chat
         self._updating = False
+        self._inbox = Inbox(config.update_idle_seconds)
 
     async def start(self) -> None:
         """Load the engine. Raises ConfigError where it cannot run."""
@@ -60,12 +62,18 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         self._admission = Admission(self._config.max_trajectories)
         self._longest = self._engine.info().max_model_tokens
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing is generated now, if that is so."""
+        return self._engine.info().trouble
+
     async def drain(self) -> None:
         """Take no further tasks; what runs goes on."""
         self._admission.drain()
 
     async def close(self) -> None:
         """End everything."""
+        self._inbox.drop()
         await self._engine.close()
         if self._tools is not None:
             await self._tools.close()
@@ -80,7 +88,8 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
 
     def _parse(self, message: rollout_pb2.RolloutTask) -> tuple[Task, Ids]:
         try:
-            task = parse_task(message, self._config.limits, self._longest, self._tools is not None)
+            has_tools = self._tools is not None
+            task = parse_task(message, self._config.limits, self._engine.info(), has_tools)
             return task, self._chat.prompt(task.messages)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"task {message.trajectory_id[:100]!r}: {error.message}") from error
@@ -101,6 +110,8 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
             tuple(request.stop_strings),
             frozenset(request.stop_token_ids),
             stream=True,
+            adapter=request.adapter,
+            images=tuple(request.images),
         )
         async for delta in self._engine.generate(job):
             yield rollout_pb2.GenerateResponse(
@@ -154,47 +165,60 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
             raise InvalidRequestError(f"this service has no weight update mode {update.mode}")
         source = update.WhichOneof("source")
         if source == "stream":
-            specs = list(update.tensors)
-            check_specs(current.specs, specs)
-            tensors = await self._receive(specs, requests)
+            check_specs(current.specs, update.tensors)
+            staged = await self._receive(update, requests)
         elif source == "file":
-            tensors = await asyncio.to_thread(read_file, Path(update.file.path))
-            specs = await asyncio.to_thread(specs_of, tensors)
-            check_specs(current.specs, specs)
-            _check_file(specs, list(update.tensors))
+            staged = await asyncio.to_thread(staged_file, Path(update.file.path))
         else:
             raise InvalidRequestError("WeightUpdate names no source")
-        total, result = checksum(specs), 0.0
+        try:
+            if source == "file":
+                check_specs(current.specs, staged.specs)
+                _check_file(staged.specs, list(update.tensors))
+            return await self._put_in_place(staged, update, current)
+        finally:
+            staged.close()
+
+    async def _put_in_place(
+        self, staged: StagedWeights, update: rollout_pb2.WeightUpdate, current: WeightInfo
+    ) -> rollout_pb2.UpdateWeightsResponse:
+        total, pause = checksum(staged.specs), 0.0
         if update.version != current.version:
             mode = UpdateMode.WAIT if update.mode == rollout_pb2.WEIGHT_UPDATE_MODE_WAIT else UpdateMode.KEEP
-            result = await self._engine.apply_weights(tensors, specs, update.version, mode)
+            pause = await self._engine.apply_weights(staged, update.version, mode)
             logger.info("weights are at version %d, checksum %s", update.version, total)
         elif total != current.checksum:
             raise WrongOrderError(
                 f"version {update.version} is in use with other weights; give new ones another version"
             )
-        size = sum(tensor.nbytes for tensor in tensors.values())
+        size = sum(tensor_bytes(spec.dtype, spec.shape) for spec in staged.specs)
         return rollout_pb2.UpdateWeightsResponse(
-            version=update.version, checksum=total, pause=seconds(result), bytes=size
+            version=update.version, checksum=total, pause=seconds(pause), bytes=size
         )
 
     async def _receive(
-        self, specs: list[rollout_pb2.TensorSpec], requests: AsyncIterator[rollout_pb2.UpdateWeightsRequest]
-    ) -> Mapping[str, torch.Tensor]:
-        staging = Staging(specs)
-        async for request in requests:
-            if not request.HasField("chunk"):
-                raise WrongOrderError("after the WeightUpdate only WeightChunks may come")
-            staging.add(request.chunk)
-        data = await asyncio.to_thread(staging.finish)
-        return {spec.name: tensor_of(spec, data[spec.name]) for spec in specs}
+        self, update: rollout_pb2.WeightUpdate, requests: AsyncIterator[rollout_pb2.UpdateWeightsRequest]
+    ) -> StagedWeights:
+        incoming = self._inbox.open(update.version, update.tensors, update.stream.offset)
+        try:
+            async for request in requests:
+                incoming.add(_chunk(request))
+        except (WeightsError, WrongOrderError):
+            self._inbox.drop()
+            raise
+        except BaseException:  # the stream broke
+            self._inbox.keep()
+            raise
+        return self._inbox.finish()
 
     async def GetWeightInfo(
         self, request: rollout_pb2.GetWeightInfoRequest, context: Context
     ) -> rollout_pb2.GetWeightInfoResponse:
         """See the proto."""
         info = await self._engine.weight_info()
-        return rollout_pb2.GetWeightInfoResponse(version=info.version, checksum=info.checksum, tensors=info.specs)
+        return rollout_pb2.GetWeightInfoResponse(
+            version=info.version, checksum=info.checksum, tensors=info.specs, partial=self._inbox.partial()
+        )
 
     # -- control
 
@@ -225,6 +249,8 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
             tokens_generated_total=info.tokens_generated,
             tokens_prefilled_total=info.tokens_prefilled,
             max_model_tokens=info.max_model_tokens,
+            adapters=info.adapters,
+            modalities=[_MODALITIES[name] for name in info.modalities],
             default_limits=rollout_pb2.RolloutLimits(
                 max_turns=limits.max_turns,
                 max_action_tokens=limits.max_action_tokens,
@@ -261,6 +287,12 @@ def _ids(tensor: Any) -> Ids:
     if ids.ndim != 1:
         raise InvalidRequestError(f"token ids have shape {ids.shape}; they must be one row")
     return ids
+
+
+def _chunk(request: rollout_pb2.UpdateWeightsRequest) -> rollout_pb2.WeightChunk:
+    if not request.HasField("chunk"):
+        raise WrongOrderError("after the WeightUpdate only WeightChunks may come")
+    return request.chunk
 
 
 def _check_file(found: list[rollout_pb2.TensorSpec], told: list[rollout_pb2.TensorSpec]) -> None:

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
 
+from rollout_service.chat import Message, texts_of
 from rollout_service.config import RolloutDefaults
-from rollout_service.engines.base import Sampling
+from rollout_service.engines.base import EngineInfo, Sampling
+from rollout_service.engines.validation import check_adapter
+from rollout_service.media import check_images
 from turnwire.errors import InvalidRequestError
 from turnwire.v1 import common_pb2, rollout_pb2
 
@@ -48,21 +51,33 @@ class Limits:
 
 @dataclass(frozen=True)
 class Task:
-    """One trajectory to be generated. `answer_tags` None: a turn without a tool call is the final answer."""
+    """One trajectory to be generated. `answer_tags` None: a turn without a tool call is the final answer. `images`: of
+    the messages, in order."""
 
     trajectory_id: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Message, ...]
     tools: tuple[common_pb2.ToolBinding, ...]
     sampling: Sampling
     limits: Limits
     answer_tags: tuple[str, str] | None
     metadata: struct_pb2.Struct | None
+    adapter: str = ""
+    images: tuple[common_pb2.MediaPart, ...] = ()
 
 
-def parse_task(message: rollout_pb2.RolloutTask, defaults: RolloutDefaults, longest: int, has_tools: bool) -> Task:
-    """The wire's task. Raises InvalidRequestError for what cannot be, TaskRefusedError for messages that cannot fit."""
+def parse_task(
+    message: rollout_pb2.RolloutTask, defaults: RolloutDefaults, engine: EngineInfo, has_tools: bool
+) -> Task:
+    """The wire's task. Raises InvalidRequestError for what cannot be; TaskRefusedError for messages that cannot fit, an
+    adapter that is not there, and images that the model cannot read."""
+    longest = engine.max_model_tokens
     task = _parse(message, defaults, longest, has_tools)
-    characters = sum(len(item["content"]) for item in task.messages)
+    try:
+        check_adapter(task.adapter, engine.adapters)
+        check_images(task.images, engine.modalities)
+    except InvalidRequestError as error:
+        raise TaskRefusedError(error.message) from error
+    characters = sum(len(text) for item in task.messages for text in texts_of(item))
     if characters > longest * MAX_CHARACTERS_A_TOKEN or len(task.messages) > longest:
         raise TaskRefusedError(
             f"{len(task.messages)} messages of {characters} characters cannot fit into {longest} tokens"
@@ -97,13 +112,28 @@ def _parse(message: rollout_pb2.RolloutTask, defaults: RolloutDefaults, longest:
         resolve_limits(message.limits, defaults, longest),
         None if answer is None else (answer.open, answer.close),
         message.metadata if message.HasField("metadata") else None,
+        message.adapter,
+        tuple(part.image for item in message.messages for part in item.content if part.HasField("image")),
     )
 
 
-def _message(message: rollout_pb2.ChatMessage) -> dict[str, str]:
+def _message(message: rollout_pb2.ChatMessage) -> Message:
     if message.role not in ROLES:
         raise InvalidRequestError(f"unknown role {message.role!r}; use one of {', '.join(ROLES)}")
-    return {"role": message.role, "content": text_of_parts(message.content)}
+    for part in message.content:
+        if (kind := part.WhichOneof("part")) not in ("text", "image"):
+            raise InvalidRequestError(f"content holds {kind or 'an unknown part'}; it may be text and images")
+    parts: list[dict[str, str]] = []
+    for part in message.content:
+        if part.HasField("image"):
+            parts.append({"type": "image"})
+        elif parts and parts[-1]["type"] == "text":  # one text, so that no two make what neither is: a control token
+            parts[-1]["text"] += part.text
+        else:
+            parts.append({"type": "text", "text": part.text})
+    if any(part["type"] == "image" for part in parts):
+        return {"role": message.role, "content": parts}
+    return {"role": message.role, "content": parts[0]["text"] if parts else ""}
 
 
 def check_stops(name: str, stops: Sequence[str]) -> None:
@@ -112,14 +142,6 @@ def check_stops(name: str, stops: Sequence[str]) -> None:
         raise InvalidRequestError(f"there are {len(stops)} {name}; there may be {MAX_STOPS}")
     if any(len(stop.encode()) > MAX_STOP_BYTES for stop in stops):
         raise InvalidRequestError(f"{name} may have {MAX_STOP_BYTES} bytes at most")
-
-
-def text_of_parts(parts: Sequence[common_pb2.ContentPart]) -> str:
-    """The text of content. Raises InvalidRequestError for media, which a text model cannot read."""
-    for part in parts:
-        if (kind := part.WhichOneof("part")) != "text":
-            raise InvalidRequestError(f"content holds {kind or 'an unknown part'}; this engine's model reads text only")
-    return "".join(part.text for part in parts)
 
 
 def shown_text(parts: Sequence[common_pb2.ContentPart]) -> str:

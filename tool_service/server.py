@@ -30,9 +30,6 @@ SERVICE_NAME = tool_pb2.DESCRIPTOR.services_by_name["ToolService"].full_name
 HEALTH_SECONDS = 5.0
 """How long a tool may take to say how it is."""
 
-WATCH_SECONDS = 0.5
-"""Between two looks at whether sandboxes can be had."""
-
 PASSES_BEFORE_READING_AHEAD = 3
 """Passes of the event loop after which a turn that still runs is worth reading beside. One that waits for nothing is
 over after the first; in the others messages of other streams gather, which at 64 streams saves a fifth of the CPU."""
@@ -228,19 +225,8 @@ class ToolServer:
         service = ToolService(self.config, self.registry, self._shared, self.sandboxes, self.sessions)
         tool_pb2_grpc.add_ToolServiceServicer_to_server(service, self.server.grpc)
         if self.sandboxes.started:
-            self._watching = asyncio.create_task(self._watch(self.server))
+            self._watching = asyncio.create_task(self.server.follow(lambda: self.sandboxes.trouble))
         return self.server
-
-    async def _watch(self, server: Server) -> None:
-        """Tell grpc.health.v1 when no sandbox can be had, and when they can be had again. Until cancelled."""
-        told = ""
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            trouble = self.sandboxes.trouble
-            if bool(trouble) != bool(told):
-                told = trouble
-                logger.log(logging.ERROR if trouble else logging.INFO, "%s", trouble or "sandboxes can be had again")
-                await server.set_serving(not trouble)
 
     async def _set_up(self, tool: RegisteredTool) -> Any:
         try:

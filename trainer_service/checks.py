@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_service import names
-from trainer_service.config import AlgorithmConfig, RunConfig
+from trainer_service.config import SHARED_MEMORY, AlgorithmConfig, RunConfig, WeightsConfig
 from trainer_service.data import files, generators
 from trainer_service.data.task import Task
 from trainer_service.rewards.registry import Judges
@@ -31,7 +31,8 @@ def problems(
     config: RunConfig, served_tools: Collection[str] | None, check_context: CheckContext | None = None
 ) -> list[Problem]:
     """Everything that would stop the run, or make it other than what the config says."""
-    found = [*_model(config), *_algorithm(config.algorithm), *_rollout(config), *_tools(config, served_tools)]
+    found = [*_model(config), *_algorithm(config.algorithm), *_rollout(config), *_weights(config.weights)]
+    found += _tools(config, served_tools)
     judges = None
     try:
         judges = Judges(config.reward)
@@ -106,7 +107,8 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     if (_HUB_NAME.fullmatch(name) and not path.exists()) or (path / "config.json").is_file():
         return
     literal = "; ~ and $ are taken as they are: write the path out" if name.startswith("~") or "$" in name else ""
-    yield Problem("model.path", f"there is no model in {path.absolute()}: config.json is missing{literal}")
+    make = f"; make it with: {config.model.made_by}" if config.model.made_by else ""
+    yield Problem("model.path", f"there is no model in {path.absolute()}: config.json is missing{literal}{make}")
 
 
 def _algorithm(algorithm: AlgorithmConfig) -> Iterator[Problem]:
@@ -128,6 +130,13 @@ def _algorithm(algorithm: AlgorithmConfig) -> Iterator[Problem]:
     if algorithm.reward_part_weights and len(algorithm.reward_part_weights) != len(algorithm.reward_parts):
         yield Problem("algorithm.reward_part_weights", "there must be one for each of reward_parts")
     yield from _correction(algorithm)
+
+
+def _weights(weights: WeightsConfig) -> Iterator[Problem]:
+    if weights.folder is not None and weights.transport != "file":
+        yield Problem("weights.folder", f"is not read by the transport {weights.transport}; remove it")
+    if weights.transport == "shm" and not SHARED_MEMORY.is_dir():
+        yield Problem("weights.transport", f"there is no shared memory ({SHARED_MEMORY}) here; use grpc")
 
 
 def _loss_options(algorithm: AlgorithmConfig) -> Iterator[Problem]:

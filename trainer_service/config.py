@@ -8,6 +8,7 @@ ranges are checked while a file is read; `check` then says what is wrong across 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -38,6 +39,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The policy to train.
 
     path: folder of a transformers checkpoint, or its name on a hub. The rollout engine must hold the same architecture.
+    made_by: the command that makes that folder, for who has not made it yet.
     dtype: what the model computes in; `auto` is float32 on a CPU and bfloat16 on a GPU. The trained weights are always
         kept in float32, and sent to the engine in this type.
     attention: the transformers attention implementation, as `sdpa`, `eager` or `flash_attention_2`.
@@ -46,6 +48,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
+    made_by: str = ""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     attention: str = "sdpa"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -245,18 +248,22 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingConfig | None = None
 
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - files there bear the names of their run
+
+
 class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How new weights reach the engine.
 
-    transport: `stream` sends them over gRPC; `file` writes a safetensors file that both sides see.
-    folder: where that file goes; unset: the run's folder.
+    transport: `grpc` sends them in checksummed chunks, and goes on where a connection broke; `shm` writes a safetensors
+        file to shared memory, for services on one host; `file` to a folder that both sides see.
+    folder: of `file`; unset: the run's folder.
     canary_every: steps between comparisons of the engine's logprobs with the trainer's on fixed tokens; 0 is off.
     canary_sequences, canary_tokens: how many sequences, of how many tokens.
     canary_mean, canary_worst: the largest gap of log-probability, on average and at one token; past it the run stops.
         Unset: 0.001 and 0.01 in float32, 0.05 and 1 in bfloat16.
     """
 
-    transport: Literal["stream", "file"] = "stream"
+    transport: Literal["grpc", "shm", "file"] = "grpc"
     folder: str | None = None
     canary_every: Count = 1
     canary_sequences: Positive = 4

@@ -239,7 +239,7 @@ class TrainingRun:
 
     def _close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for name in ("_judge", "_record"):  # they are there as far as `_load` came
+        for name in ("_judge", "_record", "_publisher"):  # they are there as far as `_load` came
             if hasattr(self, name):
                 getattr(self, name).close()
 

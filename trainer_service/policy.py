@@ -113,10 +113,11 @@ class Policy:
         return result
 
     def export(self) -> dict[str, Tensor]:
-        """A copy of the weights on the CPU, tied ones once, in the type the model computes in."""
+        """The weights on the CPU, tied ones once, in the type the model computes in. They may share memory with the
+        model: copy what must outlive the next update."""
         tensors = policy_tensors(self.model)
         return {
-            name: tensor.to("cpu", self.dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
+            name: tensor.to("cpu", self.dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
             for name, tensor in tensors.items()
         }
 

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -22,11 +23,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from trainer_service.config import WeightsConfig
+from trainer_service.config import SHARED_MEMORY, WeightsConfig
 from trainer_service.policy import Policy
 from turnwire.client.rollout import RolloutClient
 from turnwire.errors import ExhaustedError, InternalError, TurnwireError, UnavailableError
 from turnwire.torch_weights import specs_of, weight_tensors, write_file
+from turnwire.v1 import rollout_pb2
 from turnwire.weights import checksum
 
 logger = logging.getLogger(__name__)
@@ -44,10 +46,11 @@ class WeightsError(TurnwireError):
 
 @dataclass(frozen=True)
 class _Exported:
-    """Weights as they were at one version, kept for an engine that loses them."""
+    """Weights as they were at one version, in memory or in a file, kept for an engine that loses them."""
 
     version: int
-    tensors: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor] | Path
+    specs: list[rollout_pb2.TensorSpec]
     checksum: str
 
 
@@ -65,12 +68,11 @@ class WeightPublisher:
         notify: Callable[[str], None],
     ) -> None:
         self._client, self._policy, self._config = client, policy, config
-        self._folder = Path(config.folder) if config.folder else folder
+        self._folder = SHARED_MEMORY if config.transport == "shm" else Path(config.folder or folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._file_prefix = f"{folder.name}-weights-"
-        for name in (self._file_prefix, f".{self._file_prefix}"):  # of a process of this run that was killed
-            for leftover in self._folder.glob(f"{name}*.safetensors*"):
-                leftover.unlink()
+        which = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]  # runs of two folders share a name
+        self._file_prefix = f"{folder.name}-{which}-weights-"
+        self.close()  # for a process of this run that was killed
         self._compute, self._notify = compute, notify
         self._offset = 0
         self._exported: _Exported | None = None
@@ -89,12 +91,21 @@ class WeightPublisher:
         """Updates that had been done when the engine got this version; below 0 for weights that were not ours."""
         return version - self._offset
 
+    def close(self) -> None:
+        """Remove the files."""
+        for name in (self._file_prefix, f".{self._file_prefix}"):
+            for path in self._folder.glob(f"{name}*.safetensors*"):
+                path.unlink()
+
     async def push(self, step: int) -> dict[str, float]:
         """Send the weights after `step` updates; waits out an unreachable service. Returns metrics."""
         started = time.monotonic()
         exported = await self._compute(self._export, step + self._offset)
-        self._exported = exported
-        pause, sent = await self._patiently(lambda: self._send(exported))
+        former, self._exported = self._exported, exported
+        async with self._sending:
+            pause, sent = await self._patiently(lambda: self._send(exported))
+        if former is not None and isinstance(former.weights, Path):
+            former.weights.unlink(missing_ok=True)
         return {"time/sync_seconds": time.monotonic() - started, "sync/pause_seconds": pause, "sync/bytes": sent}
 
     async def ensure_current(self) -> None:
@@ -102,10 +113,10 @@ class WeightPublisher:
         if self._exported is None:
             return
         async with self._sending:  # not while newer ones are on their way
-            info = await self._client.get_weight_info()
-        if (info.version, info.checksum) != (self._exported.version, self._exported.checksum):
-            self._notify(f"the engine holds version {info.version}; sending it version {self._exported.version} again")
-            await self._send(self._exported)
+            info, ours = await self._client.get_weight_info(), self._exported
+            if (info.version, info.checksum) != (ours.version, ours.checksum):
+                self._notify(f"the engine holds version {info.version}; sending it version {ours.version} again")
+                await self._send(ours)
 
     async def canary(self, step: int) -> dict[str, float]:
         """Compare engine and trainer on fixed tokens. Raises WeightsError past the tolerance; returns metrics."""
@@ -133,23 +144,20 @@ class WeightPublisher:
 
     def _export(self, version: int) -> _Exported:
         tensors = self._policy.export()
-        return _Exported(version, tensors, checksum(specs_of(tensors)))
+        specs = specs_of(tensors)
+        if self._config.transport == "grpc":
+            weights: dict[str, torch.Tensor] | Path = {name: tensor.clone() for name, tensor in tensors.items()}
+        else:
+            weights = self._folder / f"{self._file_prefix}{version}.safetensors"
+            write_file(weights, tensors)
+        return _Exported(version, weights, specs, checksum(specs))
 
     async def _send(self, exported: _Exported) -> tuple[float, float]:
         """Seconds that generation stood still, and bytes."""
-        async with self._sending:
-            return await self._send_now(exported)
-
-    async def _send_now(self, exported: _Exported) -> tuple[float, float]:
-        if self._config.transport == "stream":
-            answer = await self._client.update_weights(weight_tensors(exported.tensors), exported.version)
+        if isinstance(exported.weights, Path):
+            answer = await self._client.update_weights(exported.weights, exported.version, specs=exported.specs)
         else:
-            path = self._folder / f"{self._file_prefix}{exported.version}.safetensors"
-            await asyncio.to_thread(write_file, path, exported.tensors)
-            try:
-                answer = await self._client.update_weights(path, exported.version)
-            finally:
-                path.unlink(missing_ok=True)
+            answer = await self._client.update_weights(weight_tensors(exported.weights), exported.version)
         if answer.checksum != exported.checksum:
             text = f"checksum {answer.checksum} at the engine, {exported.checksum} at the trainer"
             raise WeightsError(f"version {exported.version}: {text}")

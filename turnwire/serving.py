@@ -33,6 +33,9 @@ from turnwire.errors import ConfigError, InvalidRequestError, Problem, TurnwireE
 
 logger = logging.getLogger(__name__)
 
+HEALTH_SECONDS = 0.5
+"""Between two looks at how a service is."""
+
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where and how a service listens.
@@ -243,6 +246,18 @@ class Server:
         state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._names:
             await self._health.set(name, state)
+
+    async def follow(self, trouble: Callable[[], str]) -> None:
+        """Have grpc.health.v1 answer SERVING while `trouble` is empty; log it when it begins and when it is over. Until
+        cancelled."""
+        told = ""
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS)
+            found = trouble()
+            if bool(found) != bool(told):
+                logger.log(logging.ERROR if found else logging.INFO, "%s", found or f"serving again; it was: {told}")
+                told = found
+                await self.set_serving(not found)
 
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Refuse new calls, let running ones finish for `drain_seconds` (default: the config's)."""

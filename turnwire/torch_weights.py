@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from turnwire.errors import InvalidRequestError
 from turnwire.v1 import common_pb2, rollout_pb2
@@ -29,7 +28,6 @@ _DTYPES: dict[torch.dtype, common_pb2.DataType.ValueType] = {
     torch.float64: common_pb2.DATA_TYPE_FLOAT64,
     torch.bool: common_pb2.DATA_TYPE_BOOL,
 }
-_TORCH = {wire: dtype for dtype, wire in _DTYPES.items()}
 
 
 def policy_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -63,24 +61,6 @@ def weight_tensors(
 def specs_of(tensors: Mapping[str, torch.Tensor]) -> list[rollout_pb2.TensorSpec]:
     """Name, type, shape and CRC-32 of each."""
     return [tensor_spec(*item) for item in weight_tensors(tensors)]
-
-
-def tensor_of(spec: rollout_pb2.TensorSpec, data: Buffer) -> torch.Tensor:
-    """The tensor that these bytes are; shares them."""
-    if not data:  # torch makes no tensor of an empty buffer
-        return torch.empty(tuple(spec.shape), dtype=_TORCH[spec.dtype])
-    return torch.frombuffer(data, dtype=_TORCH[spec.dtype]).reshape(tuple(spec.shape))
-
-
-def read_file(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file. Raises InvalidRequestError where it cannot be read."""
-    if not path.is_file():  # a pipe would be waited for
-        raise InvalidRequestError(f"{path} cannot be read as a safetensors file: there is no such file")
-    try:
-        result: dict[str, torch.Tensor] = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InvalidRequestError(f"{path} cannot be read as a safetensors file: {error}") from error
-    return result
 
 
 def write_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:

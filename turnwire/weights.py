@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+
+from isal import isal_zlib
 
 from turnwire.errors import InvalidRequestError
 from turnwire.v1 import common_pb2, rollout_pb2
@@ -46,7 +47,7 @@ def tensor_spec(
     size = memoryview(data).nbytes
     if size != tensor_bytes(dtype, shape):
         raise InvalidRequestError(f"{name}: {size} bytes do not make a tensor of shape {tuple(shape)}")
-    return rollout_pb2.TensorSpec(name=name, dtype=dtype, shape=shape, crc32=zlib.crc32(data))
+    return rollout_pb2.TensorSpec(name=name, dtype=dtype, shape=shape, crc32=isal_zlib.crc32(data))
 
 
 def checksum(specs: Iterable[rollout_pb2.TensorSpec]) -> str:
@@ -61,15 +62,16 @@ def checksum(specs: Iterable[rollout_pb2.TensorSpec]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def chunks(buffers: Iterable[Buffer], size: int = CHUNK_BYTES) -> Iterator[rollout_pb2.WeightChunk]:
-    """The tensors' bytes one after the other, in chunks of at most `size` bytes; no chunk spans two tensors."""
+def chunks(buffers: Iterable[Buffer], size: int = CHUNK_BYTES, first: int = 0) -> Iterator[rollout_pb2.WeightChunk]:
+    """The tensors' bytes one after the other, from byte `first` on, in chunks of at most `size` bytes; no chunk spans
+    two tensors."""
     offset = 0
     for buffer in buffers:
         view = memoryview(buffer).cast("B")
-        for start in range(0, view.nbytes, size):
+        for start in range(min(max(first - offset, 0), view.nbytes), view.nbytes, size):
             data = bytes(view[start : start + size])
-            yield rollout_pb2.WeightChunk(offset=offset, data=data)
-            offset += len(data)
+            yield rollout_pb2.WeightChunk(offset=offset + start, data=data)
+        offset += view.nbytes
 
 
 class WeightsError(InvalidRequestError):
@@ -121,43 +123,3 @@ def check_specs(policy: Sequence[rollout_pb2.TensorSpec], given: Sequence[rollou
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-class Staging:
-    """Takes in the chunks of an update, whose specs have passed `check_specs`, until all is there and verified."""
-
-    def __init__(self, specs: Sequence[rollout_pb2.TensorSpec]) -> None:
-        self._specs = list(specs)
-        self._bytes = bytearray(sum(tensor_bytes(spec.dtype, spec.shape) for spec in specs))
-        self._filled = 0
-
-    def add(self, chunk: rollout_pb2.WeightChunk) -> None:
-        """Take the next chunk. Raises WeightsError if it does not follow the last one, or goes beyond the end."""
-        end = chunk.offset + len(chunk.data)
-        if not chunk.data:
-            raise WeightsError("a chunk is empty")
-        if chunk.offset != self._filled or end > len(self._bytes):
-            raise WeightsError(
-                f"a chunk of {len(chunk.data)} bytes is for offset {chunk.offset}; expected offset {self._filled} of "
-                f"{len(self._bytes)} bytes"
-            )
-        self._bytes[self._filled : end] = chunk.data
-        self._filled = end
-
-    def finish(self) -> dict[str, memoryview]:
-        """Each tensor's bytes by name. Raises CorruptTensorError where bytes are missing or a CRC does not hold."""
-        if self._filled != len(self._bytes):
-            raise CorruptTensorError(f"{self._filled} of {len(self._bytes)} bytes came")
-        result, start, whole = {}, 0, memoryview(self._bytes)
-        for spec in self._specs:
-            end = start + tensor_bytes(spec.dtype, spec.shape)
-            part = whole[start:end]
-            check_crc(spec, part)
-            result[spec.name], start = part, end
-        return result
-
-
-def check_crc(spec: rollout_pb2.TensorSpec, data: Buffer) -> None:
-    """Raises CorruptTensorError if the bytes are not those of the spec."""
-    if (found := zlib.crc32(data)) != spec.crc32:
-        raise CorruptTensorError(f"{spec.name}: CRC-32 is {found:08x}, expected {spec.crc32:08x}")

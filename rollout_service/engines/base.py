@@ -12,14 +12,14 @@ What every engine keeps:
 4. With a seed, a request gives the same tokens whatever else is in the batch (up to float rounding at the edge of a
    token's probability).
 5. A weight update is all or nothing: `apply_weights` gets tensors that are complete and verified
-   (`turnwire.weights`), and no step sees half of them.
+   (`rollout_service.staging`), and no step sees half of them.
 6. What fails inside ends as `InfraError` at each request it hit, never as a short or made-up answer.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,9 +29,8 @@ import numpy.typing as npt
 from turnwire.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    import torch
-
-    from turnwire.v1 import rollout_pb2
+    from rollout_service.staging import StagedWeights
+    from turnwire.v1 import common_pb2, rollout_pb2
 
 Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
@@ -86,6 +85,9 @@ class GenerateJob:
     sequence_key: requests with the same key are one growing sequence. The engine keeps its cache for the next one,
         whose prompt extends what is there, until `release`. Only a hint: the answer is the same without.
     stream: give tokens as they come; else all in one delta at the end.
+    adapter: the LoRA adapter to generate with, one of `EngineInfo.adapters`; empty: none.
+    images: in the order of their placeholders in the prompt, each one token there. The answer's tokens are what the
+        policy sampled after the prompt in which each placeholder had become the image's own tokens.
     """
 
     request_id: str
@@ -96,6 +98,8 @@ class GenerateJob:
     stop_token_ids: frozenset[int] = frozenset()
     sequence_key: str | None = None
     stream: bool = False
+    adapter: str = ""
+    images: tuple[common_pb2.MediaPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,12 +114,13 @@ class VersionSpan:
 @dataclass(frozen=True)
 class GenerateDelta:
     """New tokens since the last delta. Spans are positions in the whole generation; an engine may tell them all at the
-    end. The last delta has `stop`."""
+    end. The last delta has `stop`. `image_tokens`: how many more tokens the prompt had once its images were in it."""
 
     token_ids: Ids
     logprobs: Logprobs
     spans: tuple[VersionSpan, ...]
     stop: GenerateStop | None = None
+    image_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,9 @@ class EngineInfo:
     max_model_tokens: int
     vocabulary: int
     end_of_turn_ids: frozenset[int]
+    adapters: tuple[str, ...] = ()
+    modalities: tuple[str, ...] = ("text",)
+    """"text", and "image" where the model reads images."""
     paused: bool = False
     running: int = 0
     waiting: int = 0
@@ -134,7 +142,9 @@ class EngineInfo:
     tokens_prefilled: int = 0
     """Prompt and observation tokens computed; what a cache answered is not among them."""
     failures: int = 0
-    """Steps that failed and took their requests with them."""
+    """Steps or processes that failed and took their requests with them."""
+    trouble: str = ""
+    """Why it generates nothing now though it is not paused; requests wait."""
 
 
 @dataclass(frozen=True)
@@ -189,15 +199,10 @@ class Engine(Protocol):
     async def weight_info(self) -> WeightInfo:
         """Version, checksum and the spec of every tensor that an update must bring."""
 
-    async def apply_weights(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        specs: Sequence[rollout_pb2.TensorSpec],
-        version: int,
-        mode: UpdateMode,
-    ) -> float:
+    async def apply_weights(self, weights: StagedWeights, version: int, mode: UpdateMode) -> float:
         """Put new weights in place between two steps; returns the seconds that generation stood still.
 
-        `tensors` is complete and verified against `weight_info().specs` (`turnwire.weights.check_specs` and
-        `Staging`). Raises WrongOrderError for the current version, or for WAIT while paused.
+        `weights` has passed `turnwire.weights.check_specs` against `weight_info().specs`, and stays the caller's, who
+        closes it: an engine that needs them later takes its own `StagedWeights.share()`. Raises WrongOrderError for the
+        current version, or for WAIT while paused.
         """

@@ -39,6 +39,7 @@ from rollout_service.engines.scheduler import Scheduler
 from rollout_service.engines.slots import StepLayout
 from rollout_service.engines.stops import StopTable
 from rollout_service.engines.validation import check_job, check_sequences
+from rollout_service.staging import StagedWeights
 from turnwire.errors import (
     ExhaustedError,
     InfraError,
@@ -149,13 +150,8 @@ class TransformersEngine:
     async def weight_info(self) -> WeightInfo:
         return self._weights
 
-    async def apply_weights(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        specs: Sequence[rollout_pb2.TensorSpec],
-        version: int,
-        mode: UpdateMode,
-    ) -> float:
+    async def apply_weights(self, weights: StagedWeights, version: int, mode: UpdateMode) -> float:
+        tensors, specs = weights.tensors(), weights.specs
         applied: asyncio.Future[float] = self._loop.create_future()
 
         def command() -> None:

@@ -9,6 +9,7 @@ A module of tests for an engine subclasses `EngineConformance` and gives three f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from engine_reference import TOLERANCE, Reference
+from staged import staged
 from tiny_models import make_tokenizer
 
 from rollout_service.engines.base import (
@@ -66,7 +68,8 @@ def job(name: str, prompt: Ids, max_tokens: int, sampling: Sampling | None = Non
 
 
 async def update(engine: Engine, tensors: dict[str, torch.Tensor], version: int, mode: UpdateMode) -> float:
-    return await engine.apply_weights(tensors, specs_of(tensors), version, mode)
+    with contextlib.closing(staged(tensors)) as weights:
+        return await engine.apply_weights(weights, version, mode)
 
 
 async def until_tokens(engine: Engine, count: int) -> None:

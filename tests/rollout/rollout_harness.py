@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
-import torch
+from calls import outcome
 from google.protobuf import json_format
 
 from rollout_service.build import build_chat, build_engine
@@ -31,6 +32,7 @@ from rollout_service.engines.base import (
     WeightInfo,
 )
 from rollout_service.server import RolloutService
+from rollout_service.staging import StagedWeights
 from tool_service.config import ToolServiceConfig
 from tool_service.server import ToolServer
 from turnwire.client.rollout import RolloutClient, rollout_limits, rollout_task
@@ -57,6 +59,8 @@ class ScriptedEngine(Engine):
         self.jobs: list[GenerateJob] = []
         self.released: list[str] = []
         self.failure: Exception | None = None
+        self.modalities: tuple[str, ...] = ("text",)
+        self.image_tokens = 0
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
@@ -82,7 +86,7 @@ class ScriptedEngine(Engine):
                 break
         tokens = np.array(ids[:count], np.int32)
         spans = (VersionSpan(0, count, self.VERSION),)
-        yield GenerateDelta(tokens, -np.arange(1, count + 1, dtype=np.float32), spans, stop)
+        yield GenerateDelta(tokens, -np.arange(1, count + 1, dtype=np.float32), spans, stop, self.image_tokens)
 
     async def score(self, sequences: Sequence[Ids]) -> ScoreResult:
         raise NotImplementedError
@@ -91,14 +95,12 @@ class ScriptedEngine(Engine):
         self.released.append(sequence_key)
 
     def info(self) -> EngineInfo:
-        return EngineInfo("scripted", "", self.longest, 1000, frozenset())
+        return EngineInfo("scripted", "", self.longest, 1000, frozenset(), modalities=self.modalities)
 
     async def weight_info(self) -> WeightInfo:
         return WeightInfo(self.VERSION, "", [])
 
-    async def apply_weights(
-        self, tensors: Mapping[str, torch.Tensor], specs: Sequence[Any], version: int, mode: UpdateMode
-    ) -> float:
+    async def apply_weights(self, weights: StagedWeights, version: int, mode: UpdateMode) -> float:
         raise NotImplementedError
 
 
@@ -123,7 +125,8 @@ class Running:
                 turns.append(event)
             else:
                 assert event.trajectory_id not in ended
-                check_trajectory(event)
+                if event.stop_reason != common_pb2.STOP_REASON_INVALID_TASK:  # of which nothing was generated
+                    check_trajectory(event)
                 ended[event.trajectory_id] = event
         return turns, ended
 
@@ -138,7 +141,7 @@ async def tool_server(**sections: Any) -> AsyncIterator[tuple[ToolServer, str]]:
     values = {
         "plugins": {
             "directories": [str(PLUGINS)],
-            "exclude": ["bash", "python", "sql", "unit_tests"],
+            "exclude": ["bash", "python", "search", "sql", "unit_tests"],
             "entry_points": False,
         },
         "sandbox": {"pool": {"ready": 0}},
@@ -206,6 +209,14 @@ async def nothing_left(running: Running) -> AsyncIterator[None]:
         await asyncio.sleep(0.02)
     assert not more, f"left behind (before, after): {more}"
     assert [after[name] for name in ("trajectories", "generating", "waiting", "sessions", "sandboxes")] == [0] * 5
+
+
+async def refused(running: Running, call: Any, code: grpc.StatusCode, says: str) -> None:
+    """The call ends with this status, which says this and is cut to what a header may hold."""
+    async with nothing_left(running):
+        found, details = await outcome(call)
+        assert (found, says if says in details else details) == (code, says)
+        assert len(details.encode()) <= 1200
 
 
 async def _footprint(running: Running) -> dict[str, int]:

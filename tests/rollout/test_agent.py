@@ -22,7 +22,7 @@ from rollout_harness import (
     tool_server,
 )
 from sleepers import sleepers
-from tiny_models import TINY, make_model
+from tiny_models import SEES, TINY, make_model
 
 from rollout_service.agent import Cancellation
 from rollout_service.rollouts import EVENTS_QUEUED, RolloutStream
@@ -117,6 +117,27 @@ async def test_an_image_that_a_text_model_cannot_see_is_named(folder: Path) -> N
         turns, trajectory = await running.one(rollout_task("t", "q", ["picture"], answer_tags=TAGS))
         assert [turn.observation_text for turn in turns] == ["(image/png, 4 bytes)", ""]
         assert reason(trajectory) == "FINAL_ANSWER"
+
+
+async def test_a_models_images_come_with_every_turn_and_take_room(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, template=SEES)
+    picture = common_pb2.MediaPart(data=b"1234", media_type="image/png")
+    messages = [{"role": "system", "content": "terse"}, {"role": "user", "content": ["what is ", picture, "?"]}]
+    async with rollouts(folder, script("<echo>x</echo>")) as running:
+        running.engine.modalities = ("text", "image")
+        for running.engine.image_tokens, ending, most in ((0, "MAX_TURNS", 130), (70, "MAX_TOKENS", 60)):
+            task = rollout_task("t", messages, ["echo"], limits=rollout_limits(max_turns=3, max_trajectory_tokens=130))
+            _, trajectory = await running.one(task)
+            assert reason(trajectory) == ending
+            assert len(tokens_of(trajectory)) <= most
+        assert all(job.images == (picture,) for job in running.engine.jobs)
+
+
+async def test_an_engine_that_refuses_what_the_task_brought_makes_it_invalid(folder: Path) -> None:
+    async with rollouts(folder, script("x")) as running:
+        running.engine.failure = InvalidRequestError("an image cannot be decoded")
+        trajectory = (await running.one(rollout_task("t", "q")))[1]
+        assert (reason(trajectory), trajectory.error) == ("INVALID_TASK", "an image cannot be decoded")
 
 
 async def test_long_observation_is_cut_and_says_how_long_it_was(folder: Path) -> None:

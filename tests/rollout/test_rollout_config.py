@@ -73,6 +73,25 @@ def test_an_engine_that_is_not_installed_ends_with_what_to_install(tmp_path: Pat
     assert "turnwire[rollout-vllm]" in refusal(tmp_path, f"engine: {{kind: vllm, model: {model}}}\n")
 
 
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        (None, "cannot be read: No such file or directory; save the adapter with peft"),
+        ("{", "is not a LoRA adapter's"),
+        ('{"peft_type": "IA3"}', "is not a LoRA adapter's: Object missing required field `r`"),
+        ('{"r": 0}', "Expected `int` >= 1"),
+        ('{"r": 16, "rank_pattern": {"q_proj": 32}}', None),
+    ],
+)
+def test_an_adapter_that_is_none_is_a_problem(tmp_path: Path, written: str | None, says: str | None) -> None:
+    if written is not None:
+        (tmp_path / "adapter_config.json").write_text(written)
+    engine = {"kind": "vllm", "model": "hub/model", "vllm": {"adapters": {"style": str(tmp_path)}}}
+    problems = check(convert({"engine": engine}, RolloutServiceConfig))
+    assert [problem.key for problem in problems] == ["engine.vllm.adapters.style"] * (says is not None)
+    assert all(str(says) in problem.message for problem in problems)
+
+
 def test_config_is_light() -> None:
     code = "import sys, rollout_service.config; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -45,6 +47,12 @@ FORGETS_THOUGHTS = (
     "{{ '<|im_start|>' + message['role'] + '\n' + content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+SEES = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""As SmolVLM's: it shows contents that are lists of parts, and nothing of a content that is text."""
 NUMBERS_TURNS = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' + (messages | length | string) + '\n' + "
     "message['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -125,4 +133,52 @@ def make_model(folder: Path, kind: str = "llama", template: str = CHATML, seed: 
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_adapter(folder: Path, weights: dict[str, torch.Tensor], rank: int, seed: int) -> dict[str, torch.Tensor]:
+    """Save a random LoRA adapter over every projection, as peft lays it out; gives what it adds to which weight."""
+    generator = torch.Generator().manual_seed(seed)
+    files, added = {}, {}
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        size_out, size_in = weights[name].shape
+        down, up = (torch.randn(shape, generator=generator) * 0.2 for shape in ((rank, size_in), (size_out, rank)))
+        place = f"base_model.model.{name.removesuffix('.weight')}"
+        files |= {f"{place}.lora_A.weight": down, f"{place}.lora_B.weight": up}
+        added[name] = 2 * up @ down
+    targets = sorted({name.split(".")[-2] for name in added})
+    folder.mkdir()
+    save_file(files, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return added
+
+
+def make_seeing_model(folder: Path) -> Path:
+    """Save a random Idefics3, which reads images, with its processor: an image becomes four tokens and three around."""
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor  # noqa: PLC0415 - slow
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil  # noqa: PLC0415
+
+    tokenizer = make_tokenizer(SEES)
+    marks = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+    tokenizer.add_tokens(marks, special_tokens=True)
+    text = make_config("llama", len(tokenizer) + 4, head_dim=32, tie_word_embeddings=False)
+    eyes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Idefics3Config(
+        vision_config={**eyes, "image_size": 56, "patch_size": 14},
+        text_config=text,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = Idefics3ForConditionalGeneration(config).float()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and ("vision_model" in name or "connector" in name):
+            torch.nn.init.normal_(parameter, std=0.25)
+    model.save_pretrained(folder)
+    edge = {"longest_edge": 56}
+    images = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
+    Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=SEES).save_pretrained(folder)
     return folder

@@ -38,6 +38,8 @@ def test_a_good_config_has_no_problem(model_path: Path) -> None:
         ({"algorithm__policy_loss": "gsop"}, "algorithm.policy_loss: unknown: 'gsop'; did you mean 'gspo'?"),
         ({"algorithm__loss_aggregation": "token_mean"}, "did you mean 'token-mean'?"),
         ({"algorithm__kl": {"kind": "full"}}, "algorithm.kl.kind: 'full' cannot run here: verl itself does not"),
+        ({"weights": {"folder": "x"}}, "weights.folder: is not read by the transport grpc"),
+        ({"weights": {"transport": "shm", "folder": "x"}}, "weights.folder: is not read by the transport shm"),
         ({"algorithm__policy_loss": "dro"}, "algorithm.loss_options.dro_beta: the loss dro needs it"),
         ({"algorithm__loss_options": {"tau_pos": 1.0}}, "the loss vanilla does not read it"),
         ({"algorithm__rollout_correction": {}}, "set old_logprobs to `recompute`, or remove this"),

@@ -48,14 +48,14 @@ def same(one: Series, other: Series) -> None:
 
 
 def left_behind(folder: Path) -> list[Path]:
-    return list(folder.glob("**/weights-*"))
+    return list(folder.glob("**/*-weights-*"))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.needs("isolated-sandbox")
-@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("way", ["file", "file elsewhere", "shm"])
 async def test_a_run_writes_both_and_sends_weights_through_a_file(
-    elsewhere: bool, model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Path] = []
 
@@ -67,10 +67,11 @@ async def test_a_run_writes_both_and_sends_weights_through_a_file(
     real = publisher.write_file
     monkeypatch.setattr(publisher, "write_file", write_file)
     folder = tmp_path / "runs" / "run"
-    exchange = tmp_path / "exchange" if elsewhere else folder
+    exchange = {"file": folder, "file elsewhere": tmp_path / "exchange", "shm": Path("/dev/shm")}[way]
+    named = {"folder": str(exchange)} if way == "file elsewhere" else {}
     values = letters_run(
         model_path,
-        weights={"transport": "file", **({"folder": str(exchange)} if elsewhere else {})},
+        weights={"transport": way.split(maxsplit=1)[0], **named},
         metrics={"tensorboard": True},
         evaluation={"tasks": 1},
         training={"steps": 2},
@@ -82,6 +83,7 @@ async def test_a_run_writes_both_and_sends_weights_through_a_file(
     assert audit(folder / "ledger.jsonl")["counts"] == {"trained": 32, "evaluated": 6}
     assert [path.parent for path in written] == [exchange] * 3  # at the start, and after each step
     assert len(set(written)) == 3
+    assert not any(path.exists() for path in written)
     assert not left_behind(tmp_path)
     metrics = of_lines(folder / "metrics.jsonl")
     assert max(metrics["canary/worst_gap"].values()) < 1e-4  # so the engine did take them from the file

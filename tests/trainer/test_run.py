@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 import yaml
 from run_files import lines, steps
 from services import (
@@ -20,7 +20,9 @@ from services import (
     letters_run,
     watch,
 )
+from staged import staged
 
+from rollout_service.staging import StagedWeights
 from trainer_service.ledger import audit
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
@@ -109,9 +111,12 @@ async def test_the_canary_stops_a_run_whose_engine_has_other_weights(model_path:
     async with all_services(model_path, tmp_path) as (client, service):
         apply = service._engine.apply_weights
 
-        async def corrupted(tensors: dict[str, torch.Tensor], *arguments: Any) -> float:
+        async def corrupted(weights: StagedWeights, *arguments: Any) -> float:
+            tensors = dict(weights.tensors())
             name = next(name for name in tensors if "mlp" in name)
-            return await apply({**tensors, name: tensors[name] + 0.5}, *arguments)
+            with contextlib.closing(staged({**tensors, name: tensors[name] + 0.5})) as wrong:
+                wrong.specs = weights.specs
+                return await apply(wrong, *arguments)
 
         await client.start_run("run", yaml.safe_dump(values))
         async for event in client.watch_run("run"):

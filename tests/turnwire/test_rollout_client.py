@@ -27,6 +27,7 @@ class ScriptedRolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         """How many trajectories a stream gives before it is lost."""
         self.tasks: list[rollout_pb2.RolloutTask] = []
         self.received = b""
+        self.partial: rollout_pb2.PartialUpdate | None = None
         self.ended = asyncio.Event()
 
     async def Rollout(self, request_iterator: Any, context: Any) -> AsyncIterator[rollout_pb2.RolloutResponse]:  # noqa: N802
@@ -53,6 +54,9 @@ class ScriptedRolloutService(rollout_pb2_grpc.RolloutServiceServicer):
     async def Score(self, request: Any, context: Any) -> rollout_pb2.ScoreResponse:  # noqa: N802
         await asyncio.sleep(60)
         raise AssertionError("nobody waits so long")
+
+    async def GetWeightInfo(self, request: Any, context: Any) -> rollout_pb2.GetWeightInfoResponse:  # noqa: N802
+        return rollout_pb2.GetWeightInfoResponse(partial=self.partial)
 
     async def UpdateWeights(self, request_iterator: Any, context: Any) -> rollout_pb2.UpdateWeightsResponse:  # noqa: N802
         update = (await anext(aiter(request_iterator))).update
@@ -166,6 +170,25 @@ async def test_weights_arrive_byte_for_byte(client: RolloutClient, script: Scrip
     assert answer.version == 3
     assert answer.checksum == weights.checksum([weights.tensor_spec(*tensor) for tensor in tensors])
     assert (await client.update_weights(Path("/shared/model.safetensors"), 4)).checksum == "/shared/model.safetensors"
+
+
+@pytest.mark.parametrize("another", ["", "version", "tensors"])
+async def test_an_update_goes_on_where_its_stream_broke(
+    client: RolloutClient, script: ScriptedRolloutService, another: str
+) -> None:
+    data = np.random.default_rng(1).bytes(3_000_000)
+    tensors = [("a", common_pb2.DATA_TYPE_UINT8, (10,), data[:10])]
+    tensors.append(("b", common_pb2.DATA_TYPE_UINT8, (len(data) - 10,), data[10:]))
+    script.received = data[:1_234_567]
+    script.partial = rollout_pb2.PartialUpdate(
+        version=2 if another == "version" else 3,
+        checksum="x" if another == "tensors" else weights.checksum([weights.tensor_spec(*item) for item in tensors]),
+        received_bytes=len(script.received),
+    )
+    if another:
+        script.received = b""
+    await client.update_weights(tensors, 3)
+    assert script.received == data
 
 
 async def test_a_refused_update_says_why(client: RolloutClient) -> None:

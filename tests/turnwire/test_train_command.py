@@ -55,20 +55,32 @@ def test_a_run_is_trained_evaluated_shown_and_its_checkpoint_evaluated_again(tmp
 
 
 @pytest.mark.needs("vllm")
-def test_a_run_generates_with_vllm_in_an_environment_of_its_own(tmp_path: Path) -> None:
+def test_a_run_generates_with_vllm_in_an_environment_of_its_own_and_outlives_its_death(tmp_path: Path) -> None:
     engine = (
         "services.interpreters.rollout=.venv-vllm/bin/python",
         "services.rollout.engine={kind: vllm, max_sequences: 16, vllm: {eager: true, kv_cache_gib: 1}}",
     )
-    result = run("train", "demo", *SMALL, *engine, "--runs-folder", tmp_path, "--run-id", "vllm", "--json")
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["state"] == "finished"
+    steps = ("training.steps=4", "evaluation.before=false", "evaluation.after=false", "weights.transport=shm")
+    command = turnwire("train", "demo", *SMALL, *engine, *steps, "--runs-folder", tmp_path, "--run-id", "vllm")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("step 2/"):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    if child.name().startswith("VLLM"):
+                        child.kill()
+    output = "".join(lines)
+    assert process.returncode == 0, output
+    assert "they are tried again: InfraError: vLLM's engine process has died" in output
     ledger = json.loads((tmp_path / "vllm" / "summary.json").read_text())["ledger"]
-    assert (ledger["trained"] + ledger["filtered"], ledger["failed"]) == (2 * 2 * 2, 0)
-    steps = [json.loads(line) for line in (tmp_path / "vllm" / "metrics.jsonl").read_text().splitlines()]
-    gaps = [step["canary/mean_gap"] for step in steps if "canary/mean_gap" in step]
-    assert gaps
+    assert (ledger["trained"] + ledger["filtered"], ledger["failed"]) == (4 * 2 * 2, 0)
+    metrics = [json.loads(line) for line in (tmp_path / "vllm" / "metrics.jsonl").read_text().splitlines()]
+    gaps = [step["canary/mean_gap"] for step in metrics if "canary/mean_gap" in step]
+    assert len(gaps) == 4
     assert max(gaps) < 1e-3
+    assert not list(Path("/dev/shm").glob("vllm-*-weights-*"))
 
 
 def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on_when_resumed(tmp_path: Path) -> None:

@@ -174,6 +174,8 @@ class BlockingRolloutClient:
         stop_strings: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         request_id: str = "",
+        adapter: str = "",
+        images: Sequence[common_pb2.MediaPart] = (),
         timeout: float = GENERATION_TIMEOUT,
     ) -> Generation:
         """All new tokens at once."""
@@ -185,6 +187,8 @@ class BlockingRolloutClient:
                 stop_strings=stop_strings,
                 stop_token_ids=stop_token_ids,
                 request_id=request_id,
+                adapter=adapter,
+                images=images,
                 timeout=timeout,
             )
         )
@@ -201,10 +205,11 @@ class BlockingRolloutClient:
         version: int,
         *,
         mode: Literal["keep", "wait"] = "keep",
+        specs: Sequence[rollout_pb2.TensorSpec] = (),
         timeout: float = WEIGHTS_TIMEOUT,
     ) -> rollout_pb2.UpdateWeightsResponse:
         """Give the policy new weights."""
-        return self._loop.run(self._client.update_weights(source, version, mode=mode, timeout=timeout))
+        return self._loop.run(self._client.update_weights(source, version, mode=mode, specs=specs, timeout=timeout))
 
     def get_weight_info(self, timeout: float = UNARY_TIMEOUT) -> rollout_pb2.GetWeightInfoResponse:
         """Version, checksum and tensors of the weights that the engine holds."""

@@ -45,7 +45,7 @@ WEIGHTS_TIMEOUT = 600.0
 
 def rollout_task(
     trajectory_id: str,
-    messages: str | Sequence[Mapping[str, str]],
+    messages: str | Sequence[Mapping[str, Any]],
     tools: Tools = (),
     *,
     temperature: float | None = None,
@@ -55,19 +55,18 @@ def rollout_task(
     limits: rollout_pb2.RolloutLimits | None = None,
     answer_tags: tuple[str, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    adapter: str = "",
 ) -> rollout_pb2.RolloutTask:
-    """A task from plain values: `messages` is the user's text, or a list of `{"role": …, "content": …}`.
+    """A task from plain values: `messages` is the user's text, or a list of `{"role": …, "content": …}`, where the
+    content is text, or a list of texts and images (`turnwire.v1.common_pb2.MediaPart`).
 
     `answer_tags` are the tags around a final answer, as `("<answer>", "</answer>")`; without them a turn without a tool
-    call is the final answer.
+    call is the final answer. `adapter` is one of the service's LoRA adapters.
     """
     chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     return rollout_pb2.RolloutTask(
         trajectory_id=trajectory_id,
-        messages=[
-            rollout_pb2.ChatMessage(role=item["role"], content=[common_pb2.ContentPart(text=item["content"])])
-            for item in chat
-        ],
+        messages=[rollout_pb2.ChatMessage(role=item["role"], content=_content(item["content"])) for item in chat],
         tools=bindings(tools),
         sampling=common_pb2.SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
         limits=limits,
@@ -75,7 +74,16 @@ def rollout_task(
         if answer_tags is None
         else rollout_pb2.FinalAnswer(open=answer_tags[0], close=answer_tags[1]),
         metadata=struct(metadata),
+        adapter=adapter,
     )
+
+
+def _content(content: str | Sequence[str | common_pb2.MediaPart]) -> list[common_pb2.ContentPart]:
+    parts = [content] if isinstance(content, str) else content
+    return [
+        common_pb2.ContentPart(text=part) if isinstance(part, str) else common_pb2.ContentPart(image=part)
+        for part in parts
+    ]
 
 
 def rollout_limits(
@@ -159,9 +167,14 @@ class RolloutClient(ServiceClient):
         stop_strings: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         request_id: str = "",
+        adapter: str = "",
+        images: Sequence[common_pb2.MediaPart] = (),
         timeout: float = GENERATION_TIMEOUT,
     ) -> AsyncIterator[Generation]:
-        """New tokens as they come. The last part carries `stop`."""
+        """New tokens as they come. The last part carries `stop`.
+
+        `adapter` is one of the service's LoRA adapters; `images` are in the order of their placeholders in the prompt.
+        """
         request = rollout_pb2.GenerateRequest(
             request_id=request_id,
             prompt_token_ids=to_tensor(np.asarray(prompt_token_ids, np.int32)),
@@ -169,6 +182,8 @@ class RolloutClient(ServiceClient):
             max_tokens=max_tokens,
             stop_strings=stop_strings,
             stop_token_ids=stop_token_ids,
+            adapter=adapter,
+            images=images,
         )
         call = self._stub.Generate(request, timeout=timeout)
         try:
@@ -191,6 +206,8 @@ class RolloutClient(ServiceClient):
         stop_strings: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         request_id: str = "",
+        adapter: str = "",
+        images: Sequence[common_pb2.MediaPart] = (),
         timeout: float = GENERATION_TIMEOUT,
     ) -> Generation:
         """All new tokens at once. `prompt_token_ids` are [T]."""
@@ -203,6 +220,8 @@ class RolloutClient(ServiceClient):
                 stop_strings=stop_strings,
                 stop_token_ids=stop_token_ids,
                 request_id=request_id,
+                adapter=adapter,
+                images=images,
                 timeout=timeout,
             )
         ]
@@ -227,32 +246,39 @@ class RolloutClient(ServiceClient):
         version: int,
         *,
         mode: Literal["keep", "wait"] = "keep",
+        specs: Sequence[rollout_pb2.TensorSpec] = (),
         timeout: float = WEIGHTS_TIMEOUT,
     ) -> rollout_pb2.UpdateWeightsResponse:
         """Give the policy new weights: tensors, sent in checksummed chunks, or a safetensors file that both sides see.
 
-        `keep`: requests in flight go on under the new weights. `wait`: they finish first. The old weights stay whole if
-        this fails.
+        `keep`: requests in flight go on under the new weights. `wait`: they finish first. `specs`: what a file must
+        hold; without them it is taken as it is. The old weights stay whole if this fails. Tensors whose stream broke
+        are sent from there on when the same update is asked for again.
         """
         update = rollout_pb2.WeightUpdate(
             version=version,
             mode=rollout_pb2.WEIGHT_UPDATE_MODE_KEEP if mode == "keep" else rollout_pb2.WEIGHT_UPDATE_MODE_WAIT,
         )
-        buffers: list[weights.Buffer] = []
         if isinstance(source, Path):
             update.file.path = str(await asyncio.to_thread(source.absolute))
-        else:
-            tensors = list(source)
-            update.stream.SetInParent()
-            # The checksums of a large model take a while: not on the event loop.
-            specs = await asyncio.to_thread(lambda: [weights.tensor_spec(*tensor) for tensor in tensors])
             update.tensors.extend(specs)
-            buffers = [data for _, _, _, data in tensors]
+            return await self._update_weights(update, (), timeout)
+        tensors = list(source)
+        # The checksums of a large model take a while: not on the event loop.
+        update.tensors.extend(await asyncio.to_thread(lambda: [weights.tensor_spec(*tensor) for tensor in tensors]))
+        partial = (await self.get_weight_info()).partial
+        mine = (partial.version, partial.checksum) == (version, weights.checksum(update.tensors))
+        update.stream.offset = partial.received_bytes if mine else 0
+        return await self._update_weights(update, [data for _, _, _, data in tensors], timeout)
+
+    async def _update_weights(
+        self, update: rollout_pb2.WeightUpdate, buffers: Sequence[weights.Buffer], timeout: float
+    ) -> rollout_pb2.UpdateWeightsResponse:
         call = self._stub.UpdateWeights(timeout=timeout)
         try:
             with contextlib.suppress(asyncio.InvalidStateError):  # ended early: awaiting the call tells why
                 await call.write(rollout_pb2.UpdateWeightsRequest(update=update))
-                for chunk in weights.chunks(buffers):
+                for chunk in weights.chunks(buffers, first=update.stream.offset):
                     await call.write(rollout_pb2.UpdateWeightsRequest(chunk=chunk))
                 await call.done_writing()
             return await call

@@ -101,8 +101,11 @@ class RolloutTask(google.protobuf.message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     FINAL_ANSWER_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     trajectory_id: builtins.str
     """Chosen by the client, unique among the stream's trajectories in flight."""
+    adapter: builtins.str
+    """A LoRA adapter that the policy generates with, one of GetServerInfo's. Empty: none."""
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @property
@@ -129,9 +132,10 @@ class RolloutTask(google.protobuf.message.Message):
         limits: Global___RolloutLimits | None = ...,
         final_answer: Global___FinalAnswer | None = ...,
         metadata: google.protobuf.struct_pb2.Struct | None = ...,
+        adapter: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["final_answer", b"final_answer", "limits", b"limits", "metadata", b"metadata", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["final_answer", b"final_answer", "limits", b"limits", "messages", b"messages", "metadata", b"metadata", "sampling", b"sampling", "tools", b"tools", "trajectory_id", b"trajectory_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "final_answer", b"final_answer", "limits", b"limits", "messages", b"messages", "metadata", b"metadata", "sampling", b"sampling", "tools", b"tools", "trajectory_id", b"trajectory_id"]) -> None: ...
 
 Global___RolloutTask: typing_extensions.TypeAlias = RolloutTask
 
@@ -144,7 +148,11 @@ class ChatMessage(google.protobuf.message.Message):
     role: builtins.str
     """"system", "user", "assistant" or "tool"."""
     @property
-    def content(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[turnwire.v1.common_pb2.ContentPart]: ...
+    def content(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[turnwire.v1.common_pb2.ContentPart]:
+        """Text, and images where the model reads them (GetServerInfo). In the trajectory's tokens an image is the placeholder
+        that the chat template writes.
+        """
+
     def __init__(
         self,
         *,
@@ -479,8 +487,12 @@ class GenerateRequest(google.protobuf.message.Message):
     MAX_TOKENS_FIELD_NUMBER: builtins.int
     STOP_STRINGS_FIELD_NUMBER: builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    IMAGES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     max_tokens: builtins.int
+    adapter: builtins.str
+    """As in RolloutTask."""
     @property
     def prompt_token_ids(self) -> turnwire.v1.common_pb2.Tensor:
         """int32 [T]."""
@@ -493,6 +505,10 @@ class GenerateRequest(google.protobuf.message.Message):
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Beside the model's end-of-turn token."""
 
+    @property
+    def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[turnwire.v1.common_pb2.MediaPart]:
+        """Images, in the order of their placeholders in the prompt: one a placeholder, as the model's chat template writes it."""
+
     def __init__(
         self,
         *,
@@ -502,9 +518,11 @@ class GenerateRequest(google.protobuf.message.Message):
         max_tokens: builtins.int = ...,
         stop_strings: collections.abc.Iterable[builtins.str] | None = ...,
         stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        adapter: builtins.str = ...,
+        images: collections.abc.Iterable[turnwire.v1.common_pb2.MediaPart] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "images", b"images", "max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids"]) -> None: ...
 
 Global___GenerateRequest: typing_extensions.TypeAlias = GenerateRequest
 
@@ -648,9 +666,15 @@ Global___WeightUpdate: typing_extensions.TypeAlias = WeightUpdate
 class StreamSource(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    OFFSET_FIELD_NUMBER: builtins.int
+    offset: builtins.int
+    """Where the chunks begin: 0, or where a stream of the same update broke off, as GetWeightInfo says."""
     def __init__(
         self,
+        *,
+        offset: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["offset", b"offset"]) -> None: ...
 
 Global___StreamSource: typing_extensions.TypeAlias = StreamSource
 
@@ -762,20 +786,49 @@ class GetWeightInfoResponse(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     CHECKSUM_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
+    PARTIAL_FIELD_NUMBER: builtins.int
     version: builtins.int
     checksum: builtins.str
     @property
     def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
+    @property
+    def partial(self) -> Global___PartialUpdate:
+        """An update of which a part has come; kept for a while when its stream breaks. A stream may go on with it."""
+
     def __init__(
         self,
         *,
         version: builtins.int = ...,
         checksum: builtins.str = ...,
         tensors: collections.abc.Iterable[Global___TensorSpec] | None = ...,
+        partial: Global___PartialUpdate | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checksum", b"checksum", "tensors", b"tensors", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["partial", b"partial"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checksum", b"checksum", "partial", b"partial", "tensors", b"tensors", "version", b"version"]) -> None: ...
 
 Global___GetWeightInfoResponse: typing_extensions.TypeAlias = GetWeightInfoResponse
+
+@typing.final
+class PartialUpdate(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    CHECKSUM_FIELD_NUMBER: builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    checksum: builtins.str
+    """Of the whole update."""
+    received_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        checksum: builtins.str = ...,
+        received_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checksum", b"checksum", "received_bytes", b"received_bytes", "version", b"version"]) -> None: ...
+
+Global___PartialUpdate: typing_extensions.TypeAlias = PartialUpdate
 
 @typing.final
 class PauseRequest(google.protobuf.message.Message):
@@ -843,6 +896,8 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     TOKENS_PREFILLED_TOTAL_FIELD_NUMBER: builtins.int
     MAX_MODEL_TOKENS_FIELD_NUMBER: builtins.int
     DEFAULT_LIMITS_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
+    MODALITIES_FIELD_NUMBER: builtins.int
     engine: builtins.str
     """"transformers" or "vllm"."""
     model: builtins.str
@@ -860,6 +915,14 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     max_model_tokens: builtins.int
     @property
     def default_limits(self) -> Global___RolloutLimits: ...
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """LoRA adapters that requests may name."""
+
+    @property
+    def modalities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[turnwire.v1.common_pb2.Modality.ValueType]:
+        """What the model reads."""
+
     def __init__(
         self,
         *,
@@ -875,8 +938,10 @@ class GetServerInfoResponse(google.protobuf.message.Message):
         tokens_prefilled_total: builtins.int = ...,
         max_model_tokens: builtins.int = ...,
         default_limits: Global___RolloutLimits | None = ...,
+        adapters: collections.abc.Iterable[builtins.str] | None = ...,
+        modalities: collections.abc.Iterable[turnwire.v1.common_pb2.Modality.ValueType] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_limits", b"default_limits"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["default_limits", b"default_limits", "engine", b"engine", "max_model_tokens", b"max_model_tokens", "max_trajectories", b"max_trajectories", "max_trajectories_per_stream", b"max_trajectories_per_stream", "model", b"model", "paused", b"paused", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "tokens_generated_total", b"tokens_generated_total", "tokens_prefilled_total", b"tokens_prefilled_total", "trajectories_running", b"trajectories_running"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "default_limits", b"default_limits", "engine", b"engine", "max_model_tokens", b"max_model_tokens", "max_trajectories", b"max_trajectories", "max_trajectories_per_stream", b"max_trajectories_per_stream", "modalities", b"modalities", "model", b"model", "paused", b"paused", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "tokens_generated_total", b"tokens_generated_total", "tokens_prefilled_total", b"tokens_prefilled_total", "trajectories_running", b"trajectories_running"]) -> None: ...
 
 Global___GetServerInfoResponse: typing_extensions.TypeAlias = GetServerInfoResponse
