@@ -10,9 +10,13 @@ import time
 from pathlib import Path
 
 from benchmarks.report import RESULTS, machine, show, write
+from benchmarks.vllm_model import NoVllmError
 from tool_service.sandbox import SandboxUnavailable
 
-NAMES = ("turns", "sessions", "sandboxes", "python_turns", "docker_turns", "flood", "rollout", "asynchrony", "trainer")
+NAMES = (
+    *("turns", "sessions", "sandboxes", "python_turns", "docker_turns", "flood"),
+    *("rollout", "asynchrony", "trainer", "generation", "weights"),
+)
 
 
 def main() -> int:
@@ -32,7 +36,7 @@ def main() -> int:
         start = time.monotonic()
         try:
             result = asyncio.run(module.run(quick=arguments.quick))
-        except SandboxUnavailable as error:
+        except (SandboxUnavailable, NoVllmError) as error:
             print(f"{name} cannot run here: {error}\n", file=sys.stderr, flush=True)
             missing = True
             continue

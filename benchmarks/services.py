@@ -11,7 +11,7 @@ from typing import Any
 from rollout_service.config import EngineConfig, RolloutServiceConfig
 from tool_service.config import PluginsConfig, PoolConfig, SandboxConfig, ToolServiceConfig
 from trainer_service.config import TrainerServiceConfig
-from turnwire.cli.launch import ServicesConfig
+from turnwire.cli.launch import InterpretersConfig, ServicesConfig
 from turnwire.cli.services import Services
 
 MODEL = "examples/tiny_policy/model"
@@ -30,6 +30,7 @@ def services(
     rollout: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     model: str = MODEL,
+    interpreters: dict[str, str] | None = None,
 ) -> Services:
     """Not started yet: use `async with services()` for all three, or `.only_tools()`."""
     folder = Path(_folders.enter_context(tempfile.TemporaryDirectory(prefix="turnwire-bench-")))
@@ -42,5 +43,6 @@ def services(
         ),
         rollout=RolloutServiceConfig(engine=EngineConfig(model=model, **(engine or {})), **(rollout or {})),
         trainer=TrainerServiceConfig(runs_folder=str(folder / "runs")),
+        interpreters=InterpretersConfig(**(interpreters or {})),
     )
     return Services(config, folder, lambda _: None)

@@ -45,11 +45,11 @@ async def engine(folder: Path) -> AsyncIterator[Engine]:
 
 
 def engine_processes() -> list[psutil.Process]:
-    """vLLM's, which bear its name."""
+    """vLLM's that run: they bear its name."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "VLLM" in process.name() or any("VLLM" in word for word in process.cmdline()):
+            if process.name().startswith("VLLM") and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 
