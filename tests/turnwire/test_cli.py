@@ -24,6 +24,8 @@ from turnwire.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+MADE_FIRST = {"smollm2_tools": ["model.path=examples/tiny_policy/model", "services.interpreters.rollout=''"]}
+"""By preset, what stands here for a model and an environment that its user makes first."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +49,7 @@ def test_help_loads_no_command_and_lists_all() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_nothing_is_wrong_with_a_preset(name: str) -> None:
-    result = CliRunner().invoke(check.command, [name, "--json"])
+    result = CliRunner().invoke(check.command, [name, *MADE_FIRST.get(name, ()), "--json"])
     assert json.loads(result.stdout) == {
         "config": f"configs/{name}.yaml",
         "ok": True,
@@ -55,6 +57,13 @@ def test_nothing_is_wrong_with_a_preset(name: str) -> None:
         "warnings": [],
     }
     assert result.exit_code == 0
+
+
+def test_a_model_that_is_yet_to_be_made_is_missed_with_the_command_that_makes_it() -> None:
+    result = CliRunner().invoke(check.command, ["smollm2_tools", "--json", "model.path=./not/there"])
+    found = {item["key"]: item["message"] for item in json.loads(result.stdout)["problems"]}
+    assert found["run.model.path"].endswith("config.json is missing; make it with: make examples/smollm2/model")
+    assert "examples/smollm2/model:" in (ROOT / "Makefile").read_text()
 
 
 def test_check_finds_all_mistakes_of_all_services_at_once() -> None:

@@ -12,10 +12,11 @@ register as entry points of the group `turnwire.tasks`:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
+from trainer_service.data import calculations as calculation_tasks
 from trainer_service.data import demo_tasks
 from trainer_service.data.task import Message, Task
 from turnwire.config import nearest
@@ -34,6 +35,12 @@ def demo(domain: str, split: str, seed: int = 0) -> TaskMaker:
     if split not in demo_tasks.SPLITS:
         raise ValueError(f"split {split!r}: {nearest(split, demo_tasks.SPLITS)}")
     return lambda index: demo_tasks.generate(domain, split, index, seed)
+
+
+def calculations(domain: str, split: str, seed: int = 0, kinds: Sequence[str] = ()) -> TaskMaker:
+    """Calculations for a language model. domain: arithmetic or word_problems. kinds: only these of the domain's."""
+    calculation_tasks.check(domain, split, kinds)
+    return lambda index: calculation_tasks.generate(domain, split, index, seed, kinds)
 
 
 def reasoning_gym(
@@ -59,7 +66,7 @@ def reasoning_gym(
     return make
 
 
-_BUILT_IN: dict[str, Generator] = {"demo": demo, "reasoning_gym": reasoning_gym}
+_BUILT_IN: dict[str, Generator] = {"calculations": calculations, "demo": demo, "reasoning_gym": reasoning_gym}
 
 
 def generator_names() -> list[str]:
