@@ -154,10 +154,8 @@ class WeightPublisher:
 
     async def _send(self, exported: _Exported) -> tuple[float, float]:
         """Seconds that generation stood still, and bytes."""
-        if isinstance(exported.weights, Path):
-            answer = await self._client.update_weights(exported.weights, exported.version, specs=exported.specs)
-        else:
-            answer = await self._client.update_weights(weight_tensors(exported.weights), exported.version)
+        source = exported.weights if isinstance(exported.weights, Path) else weight_tensors(exported.weights)
+        answer = await self._client.update_weights(source, exported.version, specs=exported.specs)
         if answer.checksum != exported.checksum:
             text = f"checksum {answer.checksum} at the engine, {exported.checksum} at the trainer"
             raise WeightsError(f"version {exported.version}: {text}")

@@ -94,7 +94,7 @@ class VllmEngine:
                 await self._while_alive(api.update(self._llm, self._staged.path, self._weights.version))
             if self._paused:
                 await self._while_alive(self._llm.pause_generation(mode="keep", clear_cache=False))
-        except BaseException:
+        except BaseException:  # also where the start is given up
             await asyncio.to_thread(api.shut_down, self._llm)
             raise
         self._serving.set()
@@ -324,7 +324,7 @@ class VllmEngine:
                     await self._drain()
                 begun.set()
                 return await self._replace(staged, version, mode)
-        except BaseException:
+        except BaseException:  # also where it is given up
             staged.close()
             raise
 

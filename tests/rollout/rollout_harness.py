@@ -43,6 +43,7 @@ from turnwire.tensors import from_tensor
 from turnwire.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
 
 PLUGINS = Path(__file__).parent / "rollout_plugins"
+TAGS = ("<answer>", "</answer>")
 
 Script = Callable[[str, int], str]
 """Trajectory id and turn to what the policy writes."""
@@ -272,3 +273,15 @@ async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> No
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         await asyncio.sleep(0.005)
+
+
+def script(*actions: str) -> Script:
+    """The actions one after the other; the last one again and again."""
+    return lambda name, turn: actions[min(turn, len(actions) - 1)]
+
+
+async def no_sessions(running: Running) -> None:
+    """The tool service holds nothing of any trajectory."""
+    async with ToolClient(running.service._config.tool_target) as client, asyncio.timeout(1):
+        while (status := await client.get_status()).sessions_open + status.sessions_leased:  # noqa: ASYNC110 - of a service
+            await asyncio.sleep(0.02)

@@ -13,6 +13,7 @@ from engine_reference import Reference
 from rollout_harness import Running, reason, rollouts
 from service_conformance import checked, params
 from tiny_models import TINY, make_adapter, make_model
+from vllm_engines import VLLM
 
 from rollout_service.engines.base import Sampling, VersionSpan
 from turnwire.client.rollout import rollout_limits, rollout_task
@@ -27,8 +28,6 @@ PROMPT = np.arange(5, 75, dtype=np.int32)
 
 ADAPTERS = {"": 0, "formal": 100, "brief": 200}
 """By adapter, what its merged weights are counted from among the reference's versions."""
-
-VLLM = {"eager": True, "kv_cache_gib": 1}
 
 
 class Merged(Reference):

@@ -10,9 +10,8 @@ import pytest_asyncio
 from engine_conformance import EngineConformance, update
 from engine_reference import Reference
 from tiny_models import make_model
+from vllm_engines import vllm_engine
 
-from rollout_service.build import build_engine
-from rollout_service.config import EngineConfig, VllmConfig
 from rollout_service.engines.base import Engine, UpdateMode
 
 pytestmark = [pytest.mark.needs("vllm"), pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -25,11 +24,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(folder: Path) -> AsyncIterator[Engine]:
-    settings = VllmConfig(eager=True, kv_cache_gib=1)
-    engine = build_engine(EngineConfig(kind="vllm", model=str(folder), max_sequences=64, vllm=settings))
-    await engine.start()
-    yield engine
-    await engine.close()
+    async with vllm_engine(folder) as engine:
+        yield engine
 
 
 class TestVllmEngine(EngineConformance):

@@ -15,9 +15,8 @@ from engine_conformance import collect, ids, job, until_tokens, update
 from engine_reference import Reference
 from staged import staged
 from tiny_models import make_model
+from vllm_engines import vllm_engine
 
-from rollout_service.build import build_engine
-from rollout_service.config import EngineConfig, VllmConfig
 from rollout_service.engines.base import Engine, Sampling, UpdateMode
 from turnwire.errors import InfraError, UnavailableError
 
@@ -37,11 +36,8 @@ def reference(folder: Path) -> Reference:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(folder: Path) -> AsyncIterator[Engine]:
     """One for all, which are in this order."""
-    settings = VllmConfig(eager=True, kv_cache_gib=1)
-    engine = build_engine(EngineConfig(kind="vllm", model=str(folder), max_sequences=64, vllm=settings))
-    await engine.start()
-    yield engine
-    await engine.close()
+    async with vllm_engine(folder) as engine:
+        yield engine
 
 
 def engine_processes() -> list[psutil.Process]:

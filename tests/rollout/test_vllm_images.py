@@ -18,6 +18,7 @@ from rollout_harness import Running, check_trajectory, reason, rollouts
 from service_conformance import params
 from tiny_models import make_seeing_model
 from transformers import AutoModelForImageTextToText, AutoProcessor
+from vllm_engines import VLLM
 
 from rollout_service.engines.base import GenerateJob, Sampling
 from turnwire.client.rollout import Generation, rollout_limits, rollout_task
@@ -88,7 +89,7 @@ def seeing(folder: Path) -> Seeing:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(folder: Path) -> AsyncIterator[Running]:
-    engine = {"kind": "vllm", "threads": None, "max_sequences": 16, "vllm": {"eager": True, "kv_cache_gib": 1}}
+    engine = {"kind": "vllm", "threads": None, "max_sequences": 16, "vllm": VLLM}
     async with rollouts(folder, engine=engine) as service:
         yield service
 

@@ -10,6 +10,7 @@ import pytest_asyncio
 from rollout_harness import Running, rollouts
 from service_conformance import ServiceConformance
 from tiny_models import TINY, make_model
+from vllm_engines import VLLM
 
 pytestmark = [pytest.mark.needs("vllm"), pytest.mark.timeout(600)]
 
@@ -21,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(folder: Path) -> AsyncIterator[Running]:
-    engine = {"kind": "vllm", "threads": None, "max_sequences": 64, "vllm": {"eager": True, "kv_cache_gib": 1}}
+    engine = {"kind": "vllm", "threads": None, "max_sequences": 64, "vllm": VLLM}
     async with rollouts(folder, engine=engine) as service:
         yield service
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import interrupt, run, run_and_act
 from running_services import running_services
 
 ROOT = Path(__file__).parents[2]
@@ -24,26 +22,11 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield started
 
 
-def turnwire(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "turnwire.cli", *map(str, arguments)]
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(turnwire(*arguments), capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
-
-
 def test_a_run_is_trained_there_stopped_resumed_and_evaluated(targets: dict[str, str]) -> None:
     there = ("--target", targets["trainer"])
-    begun = turnwire("train", "demo", *SMALL, "training.steps=8", "--run-id", "one", *there)
-    with subprocess.Popen(begun, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("step 1/"):
-                process.send_signal(signal.SIGINT)
-    output = "".join(lines)
-    assert process.returncode == 130, output
+    begun = ("train", "demo", *SMALL, "training.steps=8", "--run-id", "one", *there)
+    status, lines = run_and_act("step 1/", interrupt, *begun)
+    assert status == 130, "".join(lines)
     (hint,) = [line.partition("turnwire ")[2].split() for line in lines if line.startswith("go on with")]
     assert hint[:2] == ["train", "--resume"]
     assert hint[-2:] == list(there)

@@ -7,15 +7,14 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import ROOT, interrupt, run, run_and_act, turnwire
 
-ROOT = Path(__file__).parents[2]
 SMALL = (
     "training.steps=2",
     "training.prompts_per_step=2",
@@ -27,12 +26,14 @@ SMALL = (
 pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
 
 
-def turnwire(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "turnwire.cli", *map(str, arguments)]
+def kill_vllm(process: subprocess.Popen[str]) -> None:
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if child.name().startswith("VLLM"):
+            child.kill()
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(turnwire(*arguments), capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
+def kill_tool_service(process: subprocess.Popen[str]) -> None:
+    next(child for child in psutil.Process(process.pid).children() if "tool_service" in child.cmdline()).kill()
 
 
 def test_a_run_is_trained_evaluated_shown_and_its_checkpoint_evaluated_again(tmp_path: Path) -> None:
@@ -61,18 +62,10 @@ def test_a_run_generates_with_vllm_in_an_environment_of_its_own_and_outlives_its
         "services.rollout.engine={kind: vllm, max_sequences: 16, vllm: {eager: true, kv_cache_gib: 1}}",
     )
     steps = ("training.steps=4", "evaluation.before=false", "evaluation.after=false", "weights.transport=shm")
-    command = turnwire("train", "demo", *SMALL, *engine, *steps, "--runs-folder", tmp_path, "--run-id", "vllm")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("step 2/"):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    if child.name().startswith("VLLM"):
-                        child.kill()
+    command = ("train", "demo", *SMALL, *engine, *steps, "--runs-folder", tmp_path, "--run-id", "vllm")
+    status, lines = run_and_act("step 2/", kill_vllm, *command)
     output = "".join(lines)
-    assert process.returncode == 0, output
+    assert status == 0, output
     assert "they are tried again: InfraError: vLLM's engine process has died" in output
     ledger = json.loads((tmp_path / "vllm" / "summary.json").read_text())["ledger"]
     assert (ledger["trained"] + ledger["filtered"], ledger["failed"]) == (4 * 2 * 2, 0)
@@ -85,16 +78,10 @@ def test_a_run_generates_with_vllm_in_an_environment_of_its_own_and_outlives_its
 
 def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on_when_resumed(tmp_path: Path) -> None:
     steps = ("training.steps=60", "evaluation.before=false", "evaluation.after=false")
-    command = turnwire("train", "demo", *SMALL, *steps, "--runs-folder", tmp_path, "--run-id", "two")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("step 2/"):
-                process.send_signal(signal.SIGINT)
+    command = ("train", "demo", *SMALL, *steps, "--runs-folder", tmp_path, "--run-id", "two")
+    status, lines = run_and_act("step 2/", interrupt, *command)
     output = "".join(lines)
-    assert process.returncode == 130, output
+    assert status == 130, output
     assert "go on with  turnwire train --resume" in output
 
     command = turnwire("train", "--resume", tmp_path / "two")
@@ -109,19 +96,10 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on_when_resumed(tmp_pat
 
 def test_a_run_outlives_a_tool_service_that_is_killed(tmp_path: Path) -> None:
     steps = ("training.steps=12", "evaluation.before=false", "evaluation.after=false", "rollout.max_staleness=0")
-    command = turnwire("train", "demo", *SMALL, *steps, "--runs-folder", tmp_path, "--run-id", "three")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("step 3/"):
-                tool = next(
-                    child for child in psutil.Process(process.pid).children() if "tool_service" in child.cmdline()
-                )
-                tool.kill()
+    command = ("train", "demo", *SMALL, *steps, "--runs-folder", tmp_path, "--run-id", "three")
+    status, lines = run_and_act("step 3/", kill_tool_service, *command)
     output = "".join(lines)
-    assert process.returncode == 0, output
+    assert status == 0, output
     assert "the tool service was killed by SIGKILL" in output
     assert "It is started again" in output
     ledger = json.loads((tmp_path / "three" / "summary.json").read_text())["ledger"]

@@ -251,9 +251,10 @@ class RolloutClient(ServiceClient):
     ) -> rollout_pb2.UpdateWeightsResponse:
         """Give the policy new weights: tensors, sent in checksummed chunks, or a safetensors file that both sides see.
 
-        `keep`: requests in flight go on under the new weights. `wait`: they finish first. `specs`: what a file must
-        hold; without them it is taken as it is. The old weights stay whole if this fails. Tensors whose stream broke
-        are sent from there on when the same update is asked for again.
+        `keep`: requests in flight go on under the new weights. `wait`: they finish first. `specs`: of the tensors,
+        computed where they are not given; of a file, what it must hold, which else is taken as it is. The old weights
+        stay whole if this fails. Tensors whose stream broke are sent from there on when the same update is asked for
+        again.
         """
         update = rollout_pb2.WeightUpdate(
             version=version,
@@ -265,7 +266,9 @@ class RolloutClient(ServiceClient):
             return await self._update_weights(update, (), timeout)
         tensors = list(source)
         # The checksums of a large model take a while: not on the event loop.
-        update.tensors.extend(await asyncio.to_thread(lambda: [weights.tensor_spec(*tensor) for tensor in tensors]))
+        update.tensors.extend(
+            specs or await asyncio.to_thread(lambda: [weights.tensor_spec(*tensor) for tensor in tensors])
+        )
         partial = (await self.get_weight_info()).partial
         mine = (partial.version, partial.checksum) == (version, weights.checksum(update.tensors))
         update.stream.offset = partial.received_bytes if mine else 0
