@@ -181,6 +181,17 @@ CASES: tuple[Case, ...] = (
         spoils=True,
     ),
     case(
+        "B20-many-traps",
+        "three timers, each shorter than a turn, that raise in whatever runs",
+        py(
+            "import signal\ndef boom(*a): raise RuntimeError('trap')\nfor s, t in ((14, 0), (26, 1), (27, 2)): signal.signal(s, boom); signal.setitimer(t, .001, .0003)",
+            OK,
+            ERROR,
+        ),
+        *(py("x = 1", OK, ERROR) for _ in range(9)),
+        spoils=True,
+    ),
+    case(
         "B20-settrace",
         "a trace function that raises, from turn 1 on",
         py("import sys\ndef t(*a): raise ValueError\nsys.settrace(t)", OK, ERROR),

@@ -132,15 +132,18 @@ def _serve(session: runtimes.Session) -> None:
         if command is None:
             return
         number, seconds, body = command
+        failure = None
         try:
             mask(restore, programs_mask)
             reply = run(body, seconds)
         except BaseException as error:  # noqa: BLE001 - the program may have patched anything
-            reply = reply_type(error_tag, body=type(error).__name__.encode("utf-8", "replace"))
+            failure = error  # and no more: where a call ends a handler of the program's may run, and raise again
         try:
             programs_mask = mask(block, everything)
         except BaseException:  # noqa: BLE001 - a handler raised as the last thing before the block, which holds
             mask(block, everything)
+        if failure is not None:
+            reply = reply_type(error_tag, body=type(failure).__name__.encode("utf-8", "replace"))
         if getpid() != me:
             # A fork of the program's that came back: exactly one process answers.
             leave(reply.exit_code if reply.exit_code >= 0 else int(reply.tag != 0))
