@@ -1,7 +1,7 @@
-"""New weights from the trainer to vLLM, by each transport, while requests generate; against a plain copy of the bytes.
+"""New weights from the trainer to vLLM, by each transport, against a plain copy of the bytes; and what an update costs
+requests that stream their tokens meanwhile: the longest wait for one.
 
-The trainer's own publisher sends a policy of 135 M parameters. Requests stream their tokens all the while: the longest
-wait for one is what an update costs them.
+The trainer's own publisher sends a policy of 135 M parameters.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import itertools
 import shutil
 import tempfile
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -57,8 +57,9 @@ async def run(quick: bool) -> Result:
         row["of a plain copy"] = row["GB/s"] / plain
     notes = [
         "A policy of 135 M parameters in float32 to vLLM, in mode KEEP; the median of the rounds. seconds: from the "
-        "trainer's weights to vLLM's answer, checksums and all.",
-        f"longest wait: for the next token of {REQUESTS} requests that stream theirs, with an update and without.",
+        "trainer's weights to vLLM's answer, checksums and all, while nothing generates.",
+        f"longest wait: for the next token of {REQUESTS} requests that stream theirs, with an update, after which vLLM "
+        "computes what they have anew, and without.",
         "Aims: shm at 0.5 of a plain copy; requests stalled for less than 0.3 s and the time to load.",
     ]
     return Result("Weights from the trainer to vLLM", rows, notes, quick)
@@ -66,19 +67,18 @@ async def run(quick: bool) -> Result:
 
 async def _measured(client: RolloutClient, publisher: WeightPublisher, rounds: int) -> Row:
     await publisher.start(0)
-    figures: list[dict[str, float]] = []
+    figures = [await publisher.push(step) for step in range(1, rounds + 1)]
     waits: list[tuple[float, float]] = []
-    for step in range(1, rounds + 1):
+    for step in range(rounds + 1, 2 * rounds + 1):
         async with _streaming(client) as longest:
             await asyncio.sleep(3)
-            without = longest()
-            figures.append(await publisher.push(step))
-            await asyncio.sleep(1)
-            waits.append((longest(), without))
+            without = await longest()
+            await publisher.push(step)
+            waits.append((await longest(), without))
     middle = {key: float(np.median([figure[key] for figure in figures])) for key in figures[0]}
     return {
         "seconds": middle["time/sync_seconds"],
-        "generation stood still": middle["sync/pause_seconds"],
+        "of them to load": middle["sync/pause_seconds"],
         "longest wait": float(np.median([wait for wait, _ in waits])),
         "without": float(np.median([without for _, without in waits])),
         "GB/s": middle["sync/bytes"] / middle["time/sync_seconds"] / 1e9,
@@ -86,12 +86,14 @@ async def _measured(client: RolloutClient, publisher: WeightPublisher, rounds: i
 
 
 @contextlib.asynccontextmanager
-async def _streaming(client: RolloutClient) -> Any:
-    """Requests that stream tokens; gives what tells the longest wait for one since it was last asked."""
-    longest = 0.0
+async def _streaming(client: RolloutClient) -> AsyncIterator[Callable[[], Awaitable[float]]]:
+    """Requests that stream tokens; gives what waits for the next token of each, and tells the longest wait for one
+    since it was last asked."""
     numbers = itertools.count()
+    longest = 0.0
+    came = [asyncio.Event() for _ in range(REQUESTS)]
 
-    async def stream() -> None:
+    async def stream(token_came: asyncio.Event) -> None:
         nonlocal longest
         while True:
             prompt = np.random.default_rng(next(numbers)).integers(0, 49152, 32)
@@ -100,21 +102,23 @@ async def _streaming(client: RolloutClient) -> Any:
                 now = time.perf_counter()
                 longest = max(longest, now - last if last is not None else 0.0)
                 last = now
+                token_came.set()
 
-    def since() -> float:
+    async def longest_since() -> float:
         nonlocal longest
+        for event in came:
+            event.clear()
+        await asyncio.gather(*(event.wait() for event in came))
         found, longest = longest, 0.0
         return found
 
-    tasks = [asyncio.create_task(stream()) for _ in range(REQUESTS)]
-    try:
-        await asyncio.sleep(2)
-        since()
-        yield since
-    finally:
+    async with asyncio.TaskGroup() as group:  # a request that an update ended ends the benchmark
+        tasks = [group.create_task(stream(event)) for event in came]
+        await longest_since()
+        await longest_since()
+        yield longest_since
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _plain_copies(source: Path, rounds: int) -> list[Row]:
