@@ -15,7 +15,7 @@ from tool_service.sandbox import SandboxUnavailable
 
 NAMES = (
     *("turns", "sessions", "sandboxes", "python_turns", "docker_turns", "flood"),
-    *("rollout", "asynchrony", "trainer", "generation", "weights"),
+    *("rollout", "asynchrony", "trainer", "generation", "weights", "overhead", "stack"),
 )
 
 

@@ -151,7 +151,7 @@ class Measured:
 
 async def _through_service(client: RolloutClient, count: int, round_number: int) -> Generated:
     """What was generated, with the seed of each trajectory: its task's number."""
-    tasks = [_task(number, f"bench-{round_number}") for number in range(count)]
+    tasks = [demo_task(number, f"bench-{round_number}") for number in range(count)]
     ended = [event async for event in client.run(tasks) if isinstance(event, rollout_pb2.Trajectory)]
     return [(int(item.trajectory_id.rpartition("-")[2]), segment) for item in ended for segment in item.segments]
 
@@ -185,7 +185,8 @@ def _trained_model() -> str | None:
     return str(found[-1]) if found else None
 
 
-def _task(number: int, name: str) -> rollout_pb2.RolloutTask:
+def demo_task(number: int, name: str) -> rollout_pb2.RolloutTask:
+    """The task of the demo of that number, which is its seed, too."""
     task = demo_tasks.generate(demo_tasks.DOMAINS[number % 3], "train", number, 0)
     return rollout_task(
         f"{name}-{number}",

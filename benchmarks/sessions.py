@@ -16,6 +16,7 @@ from benchmarks.services import services
 from tool_service.config import SessionsConfig
 from turnwire.client import ToolClient
 from turnwire.client.channel import open_channel
+from turnwire.security.config import QuotasConfig
 from turnwire.serving import ServerConfig
 
 STEPS = (0, 1000, 2500, 5000, 7500, 10_000)
@@ -68,7 +69,7 @@ async def run(quick: bool) -> Result:
 def _room_for(count: int) -> dict[str, Any]:
     return {
         "sessions": SessionsConfig(max_sessions=count),
-        "server": ServerConfig(max_concurrent_rpcs=count + 100),
+        "server": ServerConfig(max_concurrent_rpcs=count + 100, quotas=QuotasConfig(streams=count + 50)),
     }
 
 

@@ -1,4 +1,4 @@
-"""`python -m rollout_service --config FILE`: serve until SIGTERM."""
+"""`python -m rollout_service --config FILE [key=value …]`: serve until SIGTERM."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rollout_service.config import RolloutServiceConfig, check
 from turnwire.config import load
 from turnwire.errors import ConfigError
+from turnwire.telemetry.logs import configure_logging
 
 
-def checked(path: Path) -> RolloutServiceConfig:
+def checked(path: Path, overrides: Sequence[str] = ()) -> RolloutServiceConfig:
     """The config of a file. Raises ConfigError with everything that is wrong with it."""
-    config = load(path, RolloutServiceConfig)
+    config = load(path, RolloutServiceConfig, overrides)
     if problems := check(config):
         raise ConfigError(problems, str(path))
     return config
@@ -28,8 +30,8 @@ async def serve_rollouts(config: RolloutServiceConfig) -> None:
     from turnwire.v1 import rollout_pb2_grpc  # noqa: PLC0415
 
     service = build_service(config)
-    await service.start()
     server = Server(config.server, ["turnwire.v1.RolloutService"])
+    await service.start(server.metrics)
     rollout_pb2_grpc.add_RolloutServiceServicer_to_server(service, server.grpc)
     following = asyncio.create_task(server.follow(lambda: service.trouble))
     try:
@@ -43,13 +45,13 @@ def main() -> int:
     """The command. Exit code 2: the config cannot be used; stderr says why."""
     parser = argparse.ArgumentParser(prog="python -m rollout_service", description="Turnwire's rollout service.")
     parser.add_argument("--config", type=Path, required=True, help="YAML file of RolloutServiceConfig")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
     arguments = parser.parse_args()
-    from turnwire.serving import configure_logging  # noqa: PLC0415 - grpc loads only when there is something to serve
-
-    configure_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        asyncio.run(serve_rollouts(checked(arguments.config)))
+        config = checked(arguments.config, arguments.overrides)
+        configure_logging(config.server.logging)
+        asyncio.run(serve_rollouts(config))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
+from opentelemetry.trace import Span
 
 from rollout_service.chat import Chat
 from rollout_service.engines.base import Engine, GenerateDelta, GenerateJob, GenerateStop, Ids, Sampling
 from rollout_service.task import Task, TaskRefusedError, shown_text
+from rollout_service.telemetry import RolloutMetrics, error_name
 from rollout_service.tools import ToolDirectory, TrajectoryTools
 from rollout_service.trajectory import MultiTurnTrajectory, TrajectoryBuilder, TurnRecord, wire_turn
 from turnwire.errors import InvalidRequestError, TurnwireError
+from turnwire.telemetry import tracing
 from turnwire.v1 import common_pb2, rollout_pb2, tool_pb2
 
 T = TypeVar("T")
@@ -74,6 +77,7 @@ class Agent:
     engine: Engine
     chat: Chat
     directory: ToolDirectory | None
+    metrics: RolloutMetrics | None = None
 
     async def run(
         self, task: Task, prompt: Ids, tools: TrajectoryTools | None, cancellation: Cancellation, on_turn: OnTurn
@@ -111,21 +115,25 @@ class Agent:
             room = limits.max_trajectory_tokens - len(trajectory) - image_tokens
             if room <= 0:
                 return Ending(common_pb2.STOP_REASON_MAX_TOKENS)
-            began = time.perf_counter()
-            action = await self._generate(task, trajectory, turn, stops, min(room, limits.max_action_tokens))
-            room -= action.image_tokens - image_tokens
-            image_tokens = action.image_tokens
-            generated = time.perf_counter()
-            text = self.chat.action_text(action.token_ids)
-            said = _until_stop(text, stops) if action.stop is GenerateStop.STRING else text
+            with tracing.child("turn", turn=turn) as span:
+                began = time.perf_counter()
+                action = await self._generate(task, trajectory, turn, stops, min(room, limits.max_action_tokens))
+                room -= action.image_tokens - image_tokens
+                image_tokens = action.image_tokens
+                generated = time.perf_counter()
+                text = self.chat.action_text(action.token_ids)
+                said = _until_stop(text, stops) if action.stop is GenerateStop.STRING else text
 
-            ending = _ending_without_tools(task, said, action, tools is not None)
-            observations: list[tool_pb2.Observation] = []
-            if ending is None and tools is not None:
-                observed = await tools.act(said)
-                observations = list(observed.observations)
-                ending = _ending_after_tools(task, said, observed)
-            answered = time.perf_counter()
+                ending = _ending_without_tools(task, said, action, tools is not None)
+                observations: list[tool_pb2.Observation] = []
+                if ending is None and tools is not None:
+                    span.add_event("generated")
+                    observed = await tools.act(said)
+                    observations = list(observed.observations)
+                    ending = _ending_after_tools(task, said, observed)
+                answered = time.perf_counter()
+                if span.is_recording():
+                    _describe(span, action, observations)
 
             shown, bridged, full = "", None, 0
             if observations:
@@ -145,6 +153,8 @@ class Agent:
                 tool_seconds=answered - generated,
                 observation_full_tokens=full,
             )
+            if self.metrics is not None:
+                self.metrics.turn(task, record)
             await on_turn(_finished(task, record, text, shown))
             if ending is not None:
                 return ending
@@ -251,6 +261,15 @@ def _result(observation: tool_pb2.Observation) -> rollout_pb2.ToolResult:
         elapsed=observation.elapsed,
         data=observation.data if observation.HasField("data") else None,
     )
+
+
+def _describe(span: Span, action: GenerateDelta, observations: Sequence[tool_pb2.Observation]) -> None:
+    stop = (action.stop or GenerateStop.LENGTH).value
+    tracing.describe(span, action_tokens=len(action.token_ids), generate_stop=stop)
+    if observations:
+        tracing.describe(span, tools=[observation.tool for observation in observations])
+    if errors := [error_name(observation.error) for observation in observations if observation.error]:
+        tracing.describe(span, errors=errors)
 
 
 def _finished(task: Task, turn: TurnRecord, action: str, observation: str) -> rollout_pb2.TurnFinished:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from turnwire.errors import Problem
+from turnwire.security.check import check_client, check_server
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity
 from turnwire.serving import ServerConfig
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -112,6 +114,7 @@ class RolloutServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`python -m rollout_service --config FILE`.
 
     tool_target: host:port of the tool service. Empty: tasks that bind tools are refused.
+    client: how the tool service is known, and what is shown to it; its token needs the role `tool`.
     max_trajectories_per_stream, max_trajectories: in flight, of one Rollout stream and of the service. A stream at
         its limit is read ahead by as many tasks again, and no further.
     stream_idle_seconds: how long a Rollout stream may have nothing in flight and bring no task, or leave an event
@@ -121,6 +124,7 @@ class RolloutServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     server: ServerConfig = ServerConfig()
     tool_target: str = ""
+    client: ConnectionSecurity = PLAINTEXT
     engine: EngineConfig
     chat: ChatConfig = ChatConfig()
     limits: RolloutDefaults = RolloutDefaults()
@@ -163,6 +167,13 @@ def check(config: RolloutServiceConfig, prefix: str = "") -> list[Problem]:
         add("chat.template", f"there is no file {config.chat.template}")
     if config.tool_target and ":" not in config.tool_target:
         add("tool_target", f"{config.tool_target!r} is not host:port")
+    problems += (
+        Problem(f"{prefix}.{problem.key}" if prefix else problem.key, problem.message)
+        for problem in (
+            *check_server(config.server.tls, config.server.tokens),
+            *check_client(config.client, [config.tool_target] if config.tool_target else []),
+        )
+    )
     limits, longest = config.limits, config.engine.max_model_tokens
     if longest is not None and limits.max_trajectory_tokens is not None and limits.max_trajectory_tokens > longest:
         add("limits.max_trajectory_tokens", f"is above engine.max_model_tokens ({longest})")
@@ -210,4 +221,5 @@ def _adapter_problem(folder: Path) -> str:
 
 def _looks_like_path(model: str) -> bool:
     """Hub names are `name` or `owner/name`; what exists here, or is written like a path, is a path."""
-    return model.startswith((".", "/", "~")) or model.count("/") > 1 or Path(model).exists()
+    beside_others = "/" in model and Path(model).parent.is_dir()
+    return model.startswith((".", "/", "~")) or model.count("/") > 1 or Path(model).exists() or beside_others

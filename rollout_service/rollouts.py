@@ -16,12 +16,16 @@ import secrets
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable
 
+from opentelemetry.trace import Span
+
 from rollout_service.agent import Agent, Cancellation
 from rollout_service.engines.base import Ids
 from rollout_service.task import Task, TaskRefusedError
+from rollout_service.telemetry import stop_name
 from rollout_service.tools import TrajectoryTools
 from turnwire.client.tools import ToolClient
 from turnwire.errors import AlreadyExistsError, DeadlineError, InvalidRequestError, UnavailableError
+from turnwire.telemetry import logs, tracing
 from turnwire.v1 import common_pb2, rollout_pb2
 
 logger = logging.getLogger(__name__)
@@ -38,6 +42,10 @@ class Admission:
 
     def __init__(self, most: int) -> None:
         self.running = 0
+        self.waiting = 0
+        """Tasks that were read and have no place yet, of all streams."""
+        self.streams = 0
+        """Open ones."""
         self._room = asyncio.Semaphore(most)
         self._draining = asyncio.Event()
 
@@ -99,12 +107,14 @@ class RolloutStream:
         not read.
         """
         reader = asyncio.create_task(self._supervise(requests))
+        self._admission.streams += 1
         try:
             while (event := await self._queue.get()) is not None:
                 if isinstance(event, Exception):
                     raise event
                 await self._send(event, write)
         finally:
+            self._admission.streams -= 1
             await asyncio.shield(asyncio.create_task(self._end(reader)))
 
     async def _send(self, event: rollout_pb2.RolloutResponse, write: Write) -> None:
@@ -159,7 +169,7 @@ class RolloutStream:
 
     def _why_not_read(self) -> Exception:
         if self._admission.draining:
-            return UnavailableError("the service is draining; send the other tasks to another one")
+            return UnavailableError("the service is draining; send the other tasks to another one", retry_after=1.0)
         return DeadlineError(
             f"no task came for {self._idle:g} s while none was in flight; open a stream when there is one again, "
             "or raise stream_idle_seconds in the rollout service's config"
@@ -199,7 +209,15 @@ class RolloutStream:
         self._quiet_since = time.monotonic()
 
     async def _one(self, message: rollout_pb2.RolloutTask, task: Task, prompt: Ids, cancellation: Cancellation) -> None:
-        entered = await cancellation.within(None, self._enter()) is not None
+        logs.trajectory_id.set(task.trajectory_id)
+        with tracing.begin("trajectory", message.traceparent, trajectory_id=task.trajectory_id) as span:
+            await self._run(message, task, prompt, cancellation, span)
+
+    async def _run(
+        self, message: rollout_pb2.RolloutTask, task: Task, prompt: Ids, cancellation: Cancellation, span: Span
+    ) -> None:
+        entered = await self._admitted(cancellation)
+        span.add_event("has its place" if entered else "was cancelled while it waited")
         self._held.pop(task.trajectory_id, None)
         tools: TrajectoryTools | None = None
         try:
@@ -211,6 +229,9 @@ class RolloutStream:
             logger.exception("internal error %s: trajectory %s broke", opaque, task.trajectory_id)
             reason = f"internal error {opaque}; the service's log has it under this id"
             trajectory = _without_turns(message, common_pb2.STOP_REASON_INFRA_ERROR, reason)
+        else:
+            if span.is_recording():
+                _describe(span, task, trajectory)
         finally:  # at once: the event may have to wait for the client, and what the trajectory holds must not
             leaving = asyncio.create_task(self._leave(task, tools, entered))
             self._leaving.add(leaving)
@@ -220,6 +241,17 @@ class RolloutStream:
         finally:
             if entered:
                 self._room.release()
+
+    async def _admitted(self, cancellation: Cancellation) -> bool:
+        """Whether it got its place before it was cancelled."""
+        begin = time.monotonic()
+        self._admission.waiting += 1
+        try:
+            return await cancellation.within(None, self._enter()) is not None
+        finally:
+            self._admission.waiting -= 1
+            if self._agent.metrics is not None:
+                self._agent.metrics.waited(time.monotonic() - begin)
 
     async def _enter(self) -> bool:
         """Wait for a place on the stream, then at the service: one task of each stream at a time."""
@@ -243,10 +275,26 @@ class RolloutStream:
                 self._admission.leave()
 
     async def _emit(self, trajectory: rollout_pb2.Trajectory) -> None:
+        if self._agent.metrics is not None:
+            self._agent.metrics.ended(trajectory)
         await self._queue.put(rollout_pb2.RolloutResponse(trajectory=trajectory))
 
     async def _emit_turn(self, turn: rollout_pb2.TurnFinished) -> None:
         await self._queue.put(rollout_pb2.RolloutResponse(turn=turn))
+
+
+def _describe(span: Span, task: Task, trajectory: rollout_pb2.Trajectory) -> None:
+    segments = trajectory.segments
+    tracing.describe(
+        span,
+        tools=[tool.name for tool in task.tools],
+        stop_reason=stop_name(trajectory.stop_reason),
+        turns=sum(len(segment.turns) for segment in segments),
+        prompt_tokens=sum(segment.prompt_length for segment in segments),
+        tokens=sum(segment.token_ids.shape[0] for segment in segments),
+        sampled_tokens=sum(span.end - span.start for segment in segments for span in segment.weight_spans),
+        weight_versions=sorted({span.version for segment in segments for span in segment.weight_spans}),
+    )
 
 
 def _without_turns(

@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
 import numpy as np
+from prometheus_client.core import Metric
 
 from rollout_service.agent import Agent
 from rollout_service.chat import Chat
@@ -21,10 +23,12 @@ from rollout_service.engines.base import Engine, GenerateJob, Ids, UpdateMode, W
 from rollout_service.rollouts import Admission, RolloutStream
 from rollout_service.staging import Inbox, StagedWeights, staged_file
 from rollout_service.task import MAX_STOPS, Task, check_stops, parse_sampling, parse_task
+from rollout_service.telemetry import RolloutMetrics, state
 from rollout_service.tools import ToolDirectory
 from rollout_service.trajectory import GENERATE_STOPS, seconds, wire_spans
 from turnwire.client.tools import ToolClient
 from turnwire.errors import DeadlineError, ExhaustedError, InvalidRequestError, TurnwireError, WrongOrderError
+from turnwire.telemetry.metrics import MetricsServer
 from turnwire.tensors import from_tensor, to_tensor
 from turnwire.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
 from turnwire.weights import CorruptTensorError, WeightsError, check_specs, checksum, tensor_bytes
@@ -53,19 +57,26 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         self._updating = False
         self._inbox = Inbox(config.update_idle_seconds)
 
-    async def start(self) -> None:
-        """Load the engine. Raises ConfigError where it cannot run."""
+    async def start(self, metrics: MetricsServer | None = None) -> None:
+        """Load the engine. Raises ConfigError where it cannot run. `metrics`: where the service's are shown."""
         await self._engine.start()
-        self._tools = ToolClient(self._config.tool_target) if self._config.tool_target else None
+        self._tools = ToolClient(self._config.tool_target, self._config.client) if self._config.tool_target else None
         directory = ToolDirectory(self._tools) if self._tools is not None else None
-        self._agent = Agent(self._engine, self._chat, directory)
+        self._metrics = None if metrics is None else RolloutMetrics(metrics)
+        self._agent = Agent(self._engine, self._chat, directory, self._metrics)
         self._admission = Admission(self._config.max_trajectories)
+        self._version = (await self._engine.weight_info()).version
+        if metrics is not None:
+            metrics.export(self._state)
         self._longest = self._engine.info().max_model_tokens
 
     @property
     def trouble(self) -> str:
         """Why nothing is generated now, if that is so."""
         return self._engine.info().trouble
+
+    def _state(self) -> Iterable[Metric]:
+        return state(self._engine.info(), self._admission, self._config.max_trajectories, self._version)
 
     async def drain(self) -> None:
         """Take no further tasks; what runs goes on."""
@@ -139,11 +150,16 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         try:
             if self._updating:
                 raise ExhaustedError("another update is in progress", retry_after=1.0)
-            self._updating = True
+            self._updating, begin = True, time.monotonic()
             try:
-                return await self._update(_talking(requests, self._config.update_idle_seconds))
+                answer = await self._update(_talking(requests, self._config.update_idle_seconds))
             finally:
                 self._updating = False
+            self._version = answer.version
+            if self._metrics is not None:
+                pause = answer.pause.seconds + answer.pause.nanos / 1e9
+                self._metrics.updated(time.monotonic() - begin, pause)
+            return answer  # noqa: TRY300 - what is raised before it is drained
         except DeadlineError:
             raise
         except TurnwireError:

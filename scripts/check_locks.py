@@ -10,6 +10,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
+IMAGES = {
+    "embedded": {"tool": "tool", "rollout": "rollout", "trainer": "trainer"},
+    "vllm-cpu": {"rollout-vllm": "rollout-vllm-cpu"},
+}
+"""By lock, the images whose locks are parts of it, and the extra that each installs."""
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -31,13 +36,19 @@ def main() -> None:
     wanted = {
         "embedded": [
             *project["project"]["dependencies"],
-            *(r for name in ("tool", "rollout", "trainer", "dev") for r in extras[name]),
+            *(r for name in ("tool", "rollout", "trainer", "dev", "ops") for r in extras[name]),
         ],
         "vllm-cpu": [
             *project["project"]["dependencies"],
             *(r for name in ("rollout-vllm-cpu", "dev") for r in extras[name]),
         ],
+        "vllm": [*project["project"]["dependencies"], *extras["rollout-vllm"]],
         "check": project["dependency-groups"]["check"],
+        **{
+            image: [*project["project"]["dependencies"], *extras[extra]]
+            for images in IMAGES.values()
+            for image, extra in images.items()
+        },
     }
     problems = []
     for lock, requirements in wanted.items():
@@ -50,6 +61,12 @@ def main() -> None:
                 problems.append(
                     f"locks/{lock}.txt has {requirement.name} {version}, pyproject.toml asks for {requirement}"
                 )
+    for source, images in IMAGES.items():
+        whole = pins(ROOT / "locks" / f"{source}.txt")
+        for image in images:
+            for name, version in pins(ROOT / "locks" / f"{image}.txt").items():
+                if whole.get(name) != version:
+                    problems.append(f"locks/{image}.txt has {name} {version}, locks/{source}.txt {whole.get(name)}")
     if problems:
         sys.exit("\n".join([*problems, "run 'make locks'"]))
 

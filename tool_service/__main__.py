@@ -14,7 +14,9 @@ from tool_service.sandbox.base import SandboxError
 from tool_service.server import ToolServer
 from turnwire.config import apply_overrides, convert, load
 from turnwire.errors import ConfigError, TurnwireError
-from turnwire.serving import configure_logging, serve
+from turnwire.security.check import check_server
+from turnwire.serving import serve
+from turnwire.telemetry.logs import configure_logging
 
 logger = logging.getLogger("tool_service")
 
@@ -23,18 +25,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 after a clean stop, 2 for a config or a machine that cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m tool_service", description="Serves tools to trajectories.")
     parser.add_argument("--config", type=Path, help="YAML of tool_service.config.ToolServiceConfig; none: its defaults")
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as sessions.max_sessions=64")
     options = parser.parse_args(arguments)
-    configure_logging(options.log_level)
     try:
         if options.config is None:
             config = convert(apply_overrides({}, options.overrides), ToolServiceConfig, "command line")
         else:
             config = load(options.config, ToolServiceConfig, options.overrides)
-        problems = check_limits(config)
+        problems = [*check_limits(config), *check_server(config.server.tls, config.server.tokens)]
         if problems:
             raise ConfigError(problems, str(options.config))
+        configure_logging(config.server.logging)
         asyncio.run(run(config))
     except (TurnwireError, SandboxError, RuntimeError) as error:
         logger.debug("refused", exc_info=error)

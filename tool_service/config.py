@@ -13,6 +13,7 @@ import msgspec
 from tool_service.sandbox.base import SandboxLimits
 from tool_service.sandbox.docker_config import DockerConfig
 from turnwire.errors import ConfigError, Problem
+from turnwire.security.check import check_server
 from turnwire.serving import ServerConfig
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -153,6 +154,7 @@ def check(config: ToolServiceConfig) -> list[Problem]:
     from tool_service.registry import load_registry  # noqa: PLC0415 - the registry builds on this module
 
     problems = [*check_limits(config), *_check_import_paths(config)]
+    problems += check_server(config.server.tls, config.server.tokens)
     try:
         load_registry(config)
     except ConfigError as error:
@@ -189,10 +191,11 @@ def check_limits(config: ToolServiceConfig) -> list[Problem]:
             "a longer action would be a transport error, not an INVALID_ACTION"
         )
         problems.append(Problem("limits.action_bytes", message))
-    if config.sessions.max_sessions >= config.server.max_concurrent_rpcs:
+    quotas, calls = config.server.quotas, config.server.max_concurrent_rpcs
+    if config.sessions.max_sessions >= (calls if quotas.streams else quotas.streams_of(calls)):
         message = (
             f"{config.sessions.max_sessions} sessions, a stream each, do not fit into server.max_concurrent_rpcs "
-            f"({config.server.max_concurrent_rpcs}); raise that above it, with room for other calls"
+            f"({calls}, a sixteenth of it for other clients); raise that above it, with room for other calls"
         )
         problems.append(Problem("sessions.max_sessions", message))
     return problems

@@ -8,6 +8,7 @@ import logging
 from tool_service.config import SandboxConfig
 from tool_service.sandbox import (
     PoolExhausted,
+    PoolStats,
     ProcessBackend,
     ProcessConfig,
     Sandbox,
@@ -98,6 +99,10 @@ class Sandboxes:
     async def discard(self, sandbox: Sandbox) -> None:
         """Give back a sandbox that was taken: nothing of its use is left when this returns."""
         await self._pool.discard(sandbox)
+
+    def pool_stats(self) -> PoolStats:
+        """How the pool is."""
+        return self._pool.stats()
 
     @property
     def trouble(self) -> str:

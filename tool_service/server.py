@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 from google.protobuf import timestamp_pb2
+from opentelemetry.trace import Span
 
 from tool_service import wire
 from tool_service.config import ToolServiceConfig
@@ -19,8 +20,10 @@ from tool_service.sandbox.patience import PatientTimeout
 from tool_service.sandboxes import Sandboxes
 from tool_service.session import Session, Stream, TurnTask, run_action
 from tool_service.sessions import Sessions, narrowed
+from tool_service.telemetry import ToolMetrics, state
 from turnwire.errors import DeadlineError, InvalidRequestError, TurnwireError, WrongOrderError
 from turnwire.serving import Server
+from turnwire.telemetry import logs, tracing
 from turnwire.v1 import tool_pb2, tool_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -90,13 +93,20 @@ class ToolService(tool_pb2_grpc.ToolServiceServicer):
     # The stubs know only async generators; grpc.aio also takes a coroutine that reads and writes by hand, which costs
     # less a turn, and whose read can be given up.
     async def Interact(self, requests: Any, context: Context) -> None:  # type: ignore[override]
+        with tracing.begin("session", tracing.caller_of(context.invocation_metadata())) as span:
+            await self._interact(context, span)
+
+    async def _interact(self, context: Context, span: Span) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a handler runs in a task")
         stream = Stream(task, context.read, context.write)
         session: Session | None = None
         try:
-            session, resumed = await self._sessions.open(await self._first(stream), stream)
+            first = await self._first(stream)
+            logs.trajectory_id.set(first.trajectory_id)
+            tracing.describe(span, trajectory_id=first.trajectory_id, tools=[tool.name for tool in first.tools])
+            session, resumed = await self._sessions.open(first, stream)
             opened = tool_pb2.Opened(
                 resumed=resumed,
                 turns_done=session.turns_done,
@@ -222,6 +232,9 @@ class ToolServer:
             self._shared[tool.name] = await self._set_up(tool)
         self.sessions.start()
         self.server = Server(self.config.server, [SERVICE_NAME])
+        if self.server.metrics is not None:
+            self.sessions.metrics = ToolMetrics(self.server.metrics)
+            self.server.metrics.export(lambda: state(self.sessions, self.sandboxes))
         service = ToolService(self.config, self.registry, self._shared, self.sandboxes, self.sessions)
         tool_pb2_grpc.add_ToolServiceServicer_to_server(service, self.server.grpc)
         if self.sandboxes.started:

@@ -17,13 +17,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
+from opentelemetry.trace import Span
 
 from tool_service.config import TurnLimits
 from tool_service.parsers import MAX_CALLS
 from tool_service.sandbox.patience import PatientTimer
+from tool_service.telemetry import ToolMetrics
 from tool_service.toolset import ToolSet
 from tool_service.wire import seconds_of
 from turnwire.errors import InvalidRequestError, TakenOverError, TurnwireError, WrongOrderError
+from turnwire.telemetry import tracing
 from turnwire.v1 import common_pb2, tool_pb2
 
 
@@ -110,6 +113,7 @@ class Owner(Protocol):
     """What a session tells the one who keeps it."""
 
     counters: Counters
+    metrics: ToolMetrics | None
 
     def lease(self, session: Session) -> PatientTimer:
         """Release the session after the lease, unless the timer is cancelled."""
@@ -197,16 +201,21 @@ class Session:
         return min(seconds_of(action.timeout, "ActionTurn.timeout"), self._limits.max_turn_timeout_seconds)
 
     async def _turn(self, action: tool_pb2.ActionTurn, seconds: float) -> tool_pb2.InteractResponse | TurnwireError:
-        counters = self._owner.counters
+        counters, metrics = self._owner.counters, self._owner.metrics
         counters.running += 1
         begin = time.monotonic()
         try:
             response = tool_pb2.InteractResponse()
             answer = response.observation
             answer.turn = action.turn
-            await run_action(self.tools, action, seconds, self._limits, answer)
-            now = time.monotonic()
-            answer.elapsed.nanos, answer.elapsed.seconds = int((now - begin) % 1 * 1e9), int(now - begin)
+            with tracing.child("execute", action.traceparent) as span:
+                await run_action(self.tools, action, seconds, self._limits, answer)
+                if span.is_recording():
+                    _describe(span, answer)
+            elapsed = time.monotonic() - begin
+            answer.elapsed.nanos, answer.elapsed.seconds = int(elapsed % 1 * 1e9), int(elapsed)
+            if metrics is not None:
+                metrics.turn(elapsed)
             self._answered = self._running
             self.turns_done += 1
             counters.total += 1
@@ -230,6 +239,14 @@ class Session:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.tools.close()
         self._answered = None
+
+
+def _describe(span: Span, answer: tool_pb2.ObservationTurn) -> None:
+    found = answer.observations
+    errors = [common_pb2.ErrorKind.Name(one.error).removeprefix("ERROR_KIND_") for one in found if one.error]
+    tracing.describe(span, turn=answer.turn, tools=[one.tool for one in found])
+    if errors:
+        tracing.describe(span, errors=errors)
 
 
 async def run_action(

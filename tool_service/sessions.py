@@ -25,6 +25,7 @@ from tool_service.registry import ToolRegistry
 from tool_service.sandbox.patience import LATE_SECONDS, PatientTimer
 from tool_service.sandboxes import Sandboxes
 from tool_service.session import Counters, Session, Stream
+from tool_service.telemetry import ToolMetrics
 from tool_service.toolset import Binding, ToolSet
 from turnwire.errors import (
     AlreadyExistsError,
@@ -56,6 +57,7 @@ class Sessions:
     ) -> None:
         """`shared`: by tool name, what its `setup` returned."""
         self.counters = Counters()
+        self.metrics: ToolMetrics | None = None
         self.draining = False
         self._config = config
         self._limits = limits
@@ -72,6 +74,10 @@ class Sessions:
         self._reaper = asyncio.create_task(self._reap())
 
     # Counts, for GetStatus
+
+    @property
+    def most(self) -> int:
+        return self._config.max_sessions
 
     @property
     def leased(self) -> int:
@@ -111,6 +117,8 @@ class Sessions:
             if isinstance(error, Exception):  # the tools refused their contexts: there is no session
                 await asyncio.shield(self.release(session))
             raise
+        if self.metrics is not None:
+            self.metrics.opened(resumed)
         return session, resumed
 
     def _create(self, message: tool_pb2.Open) -> Session:
@@ -139,7 +147,7 @@ class Sessions:
                 raise InvalidRequestError(f"tool {binding.name!r} is bound twice")
             context = registered.context(wire.plain(binding.context))
             checked.append(Binding(registered, context, self._shared.get(binding.name)))
-        return ToolSet(trajectory_id, checked, self._sandboxes)
+        return ToolSet(trajectory_id, checked, self._sandboxes, self.metrics)
 
     def lease(self, session: Session) -> PatientTimer:
         """Release the session after the lease, unless the timer is cancelled."""
@@ -162,12 +170,15 @@ class Sessions:
         self._check_room()
         self._single_calls += 1
         self.counters.running += 1
+        begin = time.monotonic()
         try:
             await work()
         finally:
             self._single_calls -= 1
             self.counters.running -= 1
             self.counters.total += 1
+            if self.metrics is not None:
+                self.metrics.turn(time.monotonic() - begin)
 
     def spawn_release(self, tools: ToolSet) -> asyncio.Task[None]:
         """Release the tools of a single call, whatever becomes of its caller."""

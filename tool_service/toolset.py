@@ -25,6 +25,7 @@ from tool_service.registry import RegisteredTool
 from tool_service.sandbox.base import GRACE_SECONDS, Sandbox, SandboxError, Turn, TurnResult
 from tool_service.sandbox.patience import CHANCE_SECONDS, PatientTimeout
 from tool_service.sandboxes import Sandboxes
+from tool_service.telemetry import ToolMetrics
 from turnwire.config import nearest
 from turnwire.errors import InfraError, TurnwireError
 from turnwire.v1 import tool_pb2
@@ -49,9 +50,16 @@ class Binding(msgspec.Struct, frozen=True):
 class ToolSet:
     """One trajectory's tools. `reset` first, `close` last; turns do not overlap."""
 
-    def __init__(self, trajectory_id: str, bindings: Sequence[Binding], sandboxes: Sandboxes) -> None:
+    def __init__(
+        self,
+        trajectory_id: str,
+        bindings: Sequence[Binding],
+        sandboxes: Sandboxes,
+        metrics: ToolMetrics | None = None,
+    ) -> None:
         self._trajectory_id = trajectory_id
         self._sandboxes = sandboxes
+        self._metrics = metrics
         self._contexts = [binding.context for binding in bindings]
         self._tools: list[BaseTool] = [
             binding.registered.tool(binding.registered.config, binding.shared) for binding in bindings
@@ -125,7 +133,11 @@ class ToolSet:
             media_bytes -= wire.fill_observation(
                 target, observation, limits.observation_bytes, limits.data_bytes, media_bytes
             )
-            target.elapsed.nanos, target.elapsed.seconds = _split(time.monotonic() - begin)
+            elapsed = time.monotonic() - begin
+            target.elapsed.nanos, target.elapsed.seconds = _split(elapsed)
+            if self._metrics is not None:
+                name = action.tool if action.tool in self._by_name else "unknown"
+                self._metrics.called(name, observation.error, elapsed)
             if observation.done:
                 answer.done = True
         # One that died has said so in an observation of this turn: the next turn begins in another.
@@ -168,7 +180,7 @@ class ToolSet:
                 continue
             sandbox = self._access.sandbox
             if sandbox is None:
-                sandbox = self._access.sandbox = await self._sandboxes.take()
+                sandbox = self._access.sandbox = await self._taken()
             if name not in self._prepared:
                 try:
                     async with asyncio.timeout(PREPARE_SECONDS):
@@ -177,6 +189,14 @@ class ToolSet:
                     await self._drop_sandbox()
                     raise InfraError(f"a sandbox could not be prepared for tool {name}: {error}") from error
                 self._prepared.add(name)
+
+    async def _taken(self) -> Sandbox:
+        begin = time.monotonic()
+        try:
+            return await self._sandboxes.take()
+        finally:
+            if self._metrics is not None:
+                self._metrics.waited_for_sandbox(time.monotonic() - begin)
 
     async def _drop_sandbox(self) -> None:
         sandbox, self._access.sandbox = self._access.sandbox, None

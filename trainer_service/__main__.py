@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
 
-from trainer_service.config import TrainerServiceConfig
+from trainer_service.config import TrainerServiceConfig, check_service
 from trainer_service.runs import load_loop
 from trainer_service.server import create_server
 from turnwire.config import load
-from turnwire.errors import TurnwireError
-from turnwire.serving import configure_logging, serve
+from turnwire.errors import ConfigError, TurnwireError
+from turnwire.serving import serve
+from turnwire.telemetry.logs import configure_logging
 
 
 async def run(config: TrainerServiceConfig) -> None:
@@ -30,9 +32,13 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML of TrainerServiceConfig")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
     arguments = parser.parse_args()
-    configure_logging()
+    os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars are for terminals, not for logs
     try:
-        asyncio.run(run(load(arguments.config, TrainerServiceConfig, arguments.overrides)))
+        config = load(arguments.config, TrainerServiceConfig, arguments.overrides)
+        if problems := check_service(config):
+            raise ConfigError(problems, str(arguments.config))
+        configure_logging(config.server.logging)
+        asyncio.run(run(config))
     except TurnwireError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -17,6 +17,8 @@ from msgspec import Meta
 from trainer_service.ranges import AboveZero, Count, Fraction, NonNegative, Positive, Seconds, Seed
 from trainer_service.tasks_config import DataConfig, RewardConfig
 from turnwire.errors import Problem
+from turnwire.security.check import check_client, check_server
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity
 from turnwire.serving import ServerConfig
 
 
@@ -26,13 +28,18 @@ class TrainerServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     server: where it listens.
     rollout_target: `host:port` of the rollout service that its runs generate with.
     tool_target: `host:port` of the tool service, for rewards that run something there, as `unit_tests`.
+    client: how both are known, and what is shown to them; its token needs the role `trainer`.
     runs_folder: where each run gets a folder of its own.
+    resume: whether a run that was live when the service ended goes on by itself once the service is back. Else it has
+        failed (or, where the service was told to end, stopped) until someone starts it again.
     """
 
     server: ServerConfig = ServerConfig()
     rollout_target: str = "127.0.0.1:50052"
     tool_target: str = "127.0.0.1:50051"
+    client: ConnectionSecurity = PLAINTEXT
     runs_folder: str = "runs"
+    resume: bool = False
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,6 +314,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     metrics: MetricsConfig = MetricsConfig()
+
+
+def check_service(config: TrainerServiceConfig) -> list[Problem]:
+    """Everything that is wrong with the service's config beyond its types."""
+    return [
+        *check_server(config.server.tls, config.server.tokens),
+        *check_client(config.client, [config.rollout_target, config.tool_target]),
+    ]
 
 
 def check(

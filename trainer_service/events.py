@@ -23,6 +23,7 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         """Open, with the events of earlier processes. What a crash left behind the last whole line is dropped."""
         self._events: list[pb.WatchRunResponse] = []
+        self._latest: dict[str, pb.WatchRunResponse] = {}
         whole = 0
         if path.exists():
             for line in path.read_bytes().splitlines(keepends=True):
@@ -32,7 +33,7 @@ class EventLog:
                     event = json_format.ParseDict(json.loads(line), pb.WatchRunResponse())
                 except (ValueError, json_format.ParseError):  # a power cut may leave anything
                     break
-                self._events.append(event)
+                self._keep(event)
                 whole += len(line)
         self._file = AppendFile(path, whole)
         self._new = asyncio.Condition()
@@ -45,8 +46,12 @@ class EventLog:
         message = pb.WatchRunResponse(sequence=len(self._events) + 1, **event)
         message.time.GetCurrentTime()
         self._file.write(json_format.MessageToDict(message))
-        self._events.append(message)
+        self._keep(message)
         self._wake()
+
+    def _keep(self, event: pb.WatchRunResponse) -> None:
+        self._events.append(event)
+        self._latest[event.WhichOneof("event") or ""] = event
 
     def notify(self, text: str) -> None:
         """Something a person should know."""
@@ -54,7 +59,12 @@ class EventLog:
 
     def last_step(self) -> int:
         """The step that was finished last, 0 for none."""
-        return next((event.step.step for event in reversed(self._events) if event.WhichOneof("event") == "step"), 0)
+        event = self.latest("step")
+        return 0 if event is None else event.step.step
+
+    def latest(self, kind: str) -> pb.WatchRunResponse | None:
+        """The last event of a kind, as `step` or `evaluation`."""
+        return self._latest.get(kind)
 
     def set_live(self, live: bool) -> None:
         """The run starts, or has ended."""

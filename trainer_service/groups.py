@@ -15,6 +15,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext
+
 from trainer_service import names
 from trainer_service.config import RunConfig, SamplingConfig
 from trainer_service.data.dataset import TrainingStream
@@ -23,6 +25,7 @@ from trainer_service.judging import Judge, RewardError
 from trainer_service.ledger import Ledger, evaluation_key, train_key
 from trainer_service.rewards.base import Score
 from trainer_service.rollouts import Assignment, Lost, RolloutPool, Sampled, sampling_seed
+from turnwire.telemetry import logs, tracing
 
 GREEDY = "greedy"
 """The sample that is the baseline of estimators which need one."""
@@ -36,6 +39,8 @@ class Judged:
     task: Task
     sampled: Sampled
     score: Score
+    span: SpanContext = INVALID_SPAN_CONTEXT
+    """Of its trace."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +66,17 @@ class Group:
 
 
 async def get_judged(pool: RolloutPool, judge: Judge, key: str, assignment: Assignment) -> Member:
-    """One trajectory, sampled and judged."""
-    result = await pool.sample(assignment)
-    if isinstance(result, Lost):
-        return Failed(key, assignment.task, result.reason)
-    try:
-        score = await judge.score(assignment.task, result.attempt)
-    except RewardError as error:
-        return Failed(key, assignment.task, str(error))
-    return Judged(key, assignment.task, result, score)
+    """One trajectory, sampled and judged: one trace, whatever it crosses."""
+    with tracing.begin("sample", run_id=logs.run_id.get(), key=key, task_id=assignment.task.task_id) as span:
+        result = await pool.sample(assignment)
+        if isinstance(result, Lost):
+            return Failed(key, assignment.task, result.reason)
+        try:
+            score = await judge.score(assignment.task, result.attempt)
+        except RewardError as error:
+            return Failed(key, assignment.task, str(error))
+        tracing.describe(span, tries=result.tries, stop_reason=result.attempt.stop_reason, reward=score.value)
+        return Judged(key, assignment.task, result, score, span.get_span_context())
 
 
 class GroupFeed:

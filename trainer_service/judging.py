@@ -11,6 +11,7 @@ from trainer_service.data.task import Task
 from trainer_service.rewards.base import Attempt, Score
 from trainer_service.rewards.registry import Judges
 from trainer_service.tasks_config import RewardConfig
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity
 
 _THREADS = min(32, max(4, os.cpu_count() or 1))
 
@@ -29,9 +30,9 @@ class Judge:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="reward")
         self._free = asyncio.Semaphore(_THREADS)
 
-    async def connect(self, tool_target: str) -> None:
+    async def connect(self, tool_target: str, security: ConnectionSecurity = PLAINTEXT) -> None:
         """Let rewards that call a tool reach the tool service. Raises TurnwireError where they cannot."""
-        await asyncio.to_thread(self._judges.connect, tool_target)
+        await asyncio.to_thread(self._judges.connect, tool_target, security)
 
     async def score(self, task: Task, attempt: Attempt) -> Score:
         """The reward of a trajectory. Raises RewardError."""

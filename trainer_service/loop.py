@@ -1,4 +1,4 @@
-"""The training loop: read `_train` first, it is the whole of it.
+"""The training loop: read `_train` and `_step` first, they are the whole of it.
 
 Everything that computes runs in one worker thread, so that rollouts, events and RPCs go on during an update. After an
 update the weights are pushed and checked, the next groups admitted, the step written down; then evaluation and
@@ -8,6 +8,7 @@ checkpoint as they are due. A run that was killed starts at its last checkpoint 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from opentelemetry.trace import Span
 from transformers import AutoTokenizer
 
 from trainer_service import report
@@ -24,15 +26,18 @@ from trainer_service.data.dataset import TrainingStream, evaluation_tasks, load_
 from trainer_service.events import EventLog
 from trainer_service.experience import Selection, select
 from trainer_service.files import write_json
-from trainer_service.groups import Failed, Group, GroupFeed, evaluate
+from trainer_service.groups import Failed, Group, GroupFeed, Judged, evaluate
 from trainer_service.judging import Judge
 from trainer_service.learner import Learned, Learner
 from trainer_service.policy import Policy
-from trainer_service.publisher import WeightPublisher
+from trainer_service.publisher import UNREACHABLE, WeightPublisher
 from trainer_service.record import RunRecord
 from trainer_service.rollouts import RolloutPool
+from trainer_service.telemetry import Standing
 from turnwire.client.rollout import RolloutClient
 from turnwire.errors import InfraError
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity
+from turnwire.telemetry import tracing
 from turnwire.v1 import trainer_pb2 as pb
 
 T = TypeVar("T")
@@ -54,13 +59,20 @@ class TrainingRun:
         events: EventLog,
         *,
         tool_target: str = "",
+        tool_security: ConnectionSecurity = PLAINTEXT,
     ) -> None:
-        """`tool_target`: where rewards that call a tool find the tool service."""
-        self._tool_target = tool_target
+        """`tool_target`: where rewards that call a tool find the tool service; `tool_security`: how they know it."""
+        self._tool_target, self._tool_security = tool_target, tool_security
         self._id, self._config, self._folder, self._client, self._events = run_id, config, folder, rollout, events
         self._threads = ThreadPoolExecutor(1, "training", _set_threads, (config.training.threads,))
         self._stopping = asyncio.Event()
         self.step = 0
+
+    def standing(self) -> Standing | None:
+        """How it is right now; None while it is loading."""
+        if not hasattr(self, "_pool"):
+            return None
+        return Standing(self._pool.in_flight, self._pool.infra_failures, self._record.ledger.counts())
 
     def stop(self) -> None:
         """End after the current step, with a checkpoint."""
@@ -98,23 +110,40 @@ class TrainingRun:
                 await self._save()
             if self.step == total:
                 return
-            started = time.monotonic()
-            self._feed.admit(self.step, total)
-            groups = await self._unless_stopped(self._feed.batch())
-            waited = time.monotonic() - started
-            selection = self._select(groups)
-            learned = Learned({}, [])
-            if selection.experience is not None:
-                learned = await self._compute(self._learner.learn, selection.experience)
-            figures = self._record.batch(self.step + 1, groups, selection, learned) | learned.metrics
-            self.step += 1
-            figures |= await self._publisher.push(self.step)
-            figures |= await self._publisher.canary(self.step)
-            self._feed.admit(self.step, total)
-            figures["rollouts/infra_failures"] = float(self._pool.infra_failures)
-            figures["time/waiting_seconds"] = waited
-            figures["time/step_seconds"] = time.monotonic() - started
-            self._record.step(self.step, figures)
+            with tracing.begin("step", run_id=self._id, step=self.step + 1) as span:
+                await self._step(total, span)
+
+    async def _step(self, total: int, span: Span) -> None:
+        started = time.monotonic()
+        self._feed.admit(self.step, total)
+        groups = await tracing.during("wait", self._unless_stopped(self._feed.batch()))
+        waited = time.monotonic() - started
+        tracing.link(span, (item.span for group in groups for item in group.members if isinstance(item, Judged)))
+        selection = self._select(groups)
+        learned = Learned({}, [])
+        if selection.experience is not None:
+            learned = await tracing.during("learn", self._compute(self._learner.learn, selection.experience))
+        figures = self._record.batch(self.step + 1, groups, selection, learned) | learned.metrics
+        self.step += 1
+        figures |= await self._publish()
+        self._feed.admit(self.step, total)
+        figures["rollouts/infra_failures"] = float(self._pool.infra_failures)
+        figures["time/waiting_seconds"] = waited
+        figures["time/step_seconds"] = time.monotonic() - started
+        self._record.step(self.step, figures)
+
+    async def _publish(self) -> dict[str, float]:
+        """Send the new weights, and check that they arrived. A run that is to stop does not wait for an engine that is
+        away: the step is done, and who goes on from its checkpoint begins with sending the weights.
+        """
+        try:
+            figures = await tracing.during("push", self._publisher.push(self.step))
+            return figures | await tracing.during("canary", self._publisher.canary(self.step))
+        except UNREACHABLE as error:
+            if not self._stopping.is_set():
+                raise
+            self._events.notify(f"the run stops, and its weights are not sent: {error}")
+            return {}
 
     def _select(self, groups: list[Group]) -> Selection:
         """What to learn from. Raises InfraError where every trajectory of a batch failed: going on would waste the
@@ -167,7 +196,7 @@ class TrainingRun:
         self.step = state.step if state else 0
         self._record = RunRecord(self._folder, config.metrics, state, self._events)
         self._judge = Judge(config.reward)
-        await self._judge.connect(self._tool_target)
+        await self._judge.connect(self._tool_target, self._tool_security)
         train = await asyncio.to_thread(load_sources, config.data, "train", config.tools)
         held_out = await asyncio.to_thread(load_sources, config.data, "eval", config.tools)
         self._evaluation_tasks = evaluation_tasks(held_out, config.evaluation.tasks)
@@ -179,6 +208,7 @@ class TrainingRun:
             folder=self._folder,
             compute=self._compute,
             notify=self._events.notify,
+            stopping=self._stopping,
         )
         self._record.use(lambda token: str(self._tokenizer.decode([token])), self._publisher.updates_at)
         if state:
@@ -247,7 +277,8 @@ class TrainingRun:
 
     async def _compute(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run in the worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        context = contextvars.copy_context()  # what it logs is about this run
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, function, *arguments)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`, or raise StoppedError as soon as the run is to stop."""

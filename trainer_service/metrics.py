@@ -12,7 +12,6 @@ mean over) and `failed/…` (trajectories that are not in it). A source of which
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 
 from trainer_service.files import AppendFile
 from trainer_service.groups import Failed, Group, Judged
+from turnwire.telemetry.gpu import Gpus
 
 
 class MetricsWriter:
@@ -135,25 +135,23 @@ def _mean(values: Iterable[float]) -> float:
 
 
 class GpuMeter:
-    """Utilisation, memory and power of the machine's GPUs, through NVML. Without a GPU it says nothing."""
+    """Utilisation, memory and power of the machine's GPUs. Without a GPU it says nothing."""
 
     def __init__(self) -> None:
-        self._handles: list[Any] = []
-        try:
-            import pynvml  # noqa: PLC0415 - optional
-        except ImportError:
-            return
-        self._nvml = pynvml
-        with contextlib.suppress(pynvml.NVMLError):  # no driver: no GPU
-            pynvml.nvmlInit()
-            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        self._gpus = Gpus()
 
     def read(self) -> dict[str, float]:
         """Figures of now, by device. What a device does not tell is left out."""
-        figures: dict[str, float] = {}
-        for number, handle in enumerate(self._handles):
-            with contextlib.suppress(self._nvml.NVMLError):
-                figures[f"gpu/{number}/utilization"] = float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-                figures[f"gpu/{number}/memory_gib"] = float(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) / 2**30
-                figures[f"gpu/{number}/power_watts"] = float(self._nvml.nvmlDeviceGetPowerUsage(handle)) / 1000
-        return figures
+        return {
+            f"gpu/{number}/{name}": device[figure] / unit
+            for number, device in enumerate(self._gpus.read())
+            for name, figure, unit in _GPU_FIGURES
+            if figure in device
+        }
+
+
+_GPU_FIGURES = (
+    ("utilization", "utilization_ratio", 1),
+    ("memory_gib", "memory_used_bytes", 2**30),
+    ("power_watts", "power_watts", 1),
+)

@@ -26,7 +26,7 @@ import torch
 from trainer_service.config import SHARED_MEMORY, WeightsConfig
 from trainer_service.policy import Policy
 from turnwire.client.rollout import RolloutClient
-from turnwire.errors import ExhaustedError, InternalError, TurnwireError, UnavailableError
+from turnwire.errors import DeadlineError, ExhaustedError, InternalError, TurnwireError, UnavailableError
 from turnwire.torch_weights import specs_of, weight_tensors, write_file
 from turnwire.v1 import rollout_pb2
 from turnwire.weights import checksum
@@ -38,6 +38,10 @@ Compute = Callable[..., Awaitable[Any]]
 """Runs a function in the worker thread."""
 
 _TOLERANCES = {torch.float32: (1e-3, 1e-2), torch.bfloat16: (0.05, 1.0)}
+
+
+UNREACHABLE = (UnavailableError, DeadlineError, ExhaustedError)
+"""What a service that is away or stands still makes of calls, and what passes."""
 
 
 class WeightsError(TurnwireError):
@@ -66,14 +70,16 @@ class WeightPublisher:
         folder: Path,
         compute: Compute,
         notify: Callable[[str], None],
+        stopping: asyncio.Event,
     ) -> None:
+        """`stopping`: once it is set, a service that cannot be reached is waited for no longer; see `UNREACHABLE`."""
         self._client, self._policy, self._config = client, policy, config
         self._folder = SHARED_MEMORY if config.transport == "shm" else Path(config.folder or folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         which = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]  # runs of two folders share a name
         self._file_prefix = f"{folder.name}-{which}-weights-"
         self.close()  # for a process of this run that was killed
-        self._compute, self._notify = compute, notify
+        self._compute, self._notify, self._stopping = compute, notify, stopping
         self._offset = 0
         self._exported: _Exported | None = None
         self._sending = asyncio.Lock()
@@ -140,7 +146,8 @@ class WeightPublisher:
                 f"Engine: version {info.version}, checksum {info.checksum}; "
                 f"trainer: version {ours.version}, checksum {ours.checksum}. Do both have the same model and dtype?"
             )
-        return {"canary/mean_gap": mean, "canary/worst_gap": worst}
+        share = max(mean / mean_limit, worst / worst_limit)
+        return {"canary/mean_gap": mean, "canary/worst_gap": worst, "canary/share_of_limit": share}
 
     def _export(self, version: int) -> _Exported:
         tensors = self._policy.export()
@@ -162,14 +169,14 @@ class WeightPublisher:
         return answer.pause.ToTimedelta().total_seconds(), float(answer.bytes)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Await a call again and again while the service cannot be reached."""
+        """Await a call again and again while the service cannot be reached, or is there and does not answer."""
         delay, told = 0.2, False
         while True:
             try:
                 return await call()
-            except (UnavailableError, ExhaustedError, InternalError) as error:
-                if isinstance(error, InternalError) and told:
-                    raise  # twice is not an accident
+            except (*UNREACHABLE, InternalError) as error:
+                if self._stopping.is_set() or (isinstance(error, InternalError) and told):
+                    raise  # a bug that shows twice is not an accident
                 if not told:
                     self._notify(f"weights cannot be sent, waiting: {error}")
                     told = True

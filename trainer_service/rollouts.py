@@ -39,6 +39,7 @@ from turnwire.errors import (
     TurnwireError,
     UnavailableError,
 )
+from turnwire.telemetry import logs
 from turnwire.v1 import common_pb2, rollout_pb2
 
 logger = logging.getLogger(__name__)
@@ -189,6 +190,7 @@ class RolloutPool:
         stream = self._stream
         assert stream is not None  # noqa: S101 - `_connected` is set after it
         task = self._wire_task(assignment, tries)
+        logs.trajectory_id.set(task.trajectory_id)
         pending = _Pending(asyncio.get_running_loop().create_future())
         self._pending[task.trajectory_id] = pending
         try:

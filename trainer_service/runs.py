@@ -33,6 +33,7 @@ from turnwire.errors import (
     TurnwireError,
     WrongOrderError,
 )
+from turnwire.telemetry import logs
 from turnwire.v1 import trainer_pb2 as pb
 
 if TYPE_CHECKING:
@@ -42,9 +43,16 @@ logger = logging.getLogger(__name__)
 
 _ID = re.compile(RUN_ID)
 
+MOST_DEATHS = 3
+"""Of the service, one after the other, without a step in between: a run that kills its trainer would do so for ever."""
+
 
 class RunFile(msgspec.Struct, kw_only=True):
-    """`run.json`: what is known of a run between processes. Times are seconds since the epoch."""
+    """`run.json`: what is known of a run between processes. Times are seconds since the epoch.
+
+    interrupted: it was live when the service was told to end.
+    deaths, died_after: how often the service died with it since that step, the last one that was finished then.
+    """
 
     run_id: str
     state: str
@@ -53,6 +61,9 @@ class RunFile(msgspec.Struct, kw_only=True):
     error: str = ""
     started_at: float = 0.0
     ended_at: float = 0.0
+    interrupted: bool = False
+    deaths: int = 0
+    died_after: int = -1
 
 
 class Run:
@@ -109,13 +120,16 @@ class Runs:
     def __init__(self, config: TrainerServiceConfig) -> None:
         self._folder = Path(config.runs_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._rollout_target, self._tool_target = config.rollout_target, config.tool_target
+        self._rollout_target, self._tool_target, self._client = config.rollout_target, config.tool_target, config.client
         self._runs: dict[str, Run] = {}
+        self.current: Run | None = None
+        """The one that this process works on, or has worked on last."""
+        self._resume = config.resume
         for path in sorted(self._folder.glob("*/run.json")):
             self._adopt(path)
 
     def _adopt(self, path: Path) -> None:
-        """Take up a run of an earlier process. One that was live then has failed."""
+        """Take up a run of an earlier process. One that was live then goes on, or has failed: see `resume`."""
         try:
             file = msgspec.convert(json.loads(path.read_text()), RunFile)
         except (OSError, ValueError, msgspec.ValidationError) as error:
@@ -123,12 +137,30 @@ class Runs:
             return
         run = Run(path.parent, file)
         self._runs[file.run_id] = run
-        if file.state in ("RUN_STATE_STARTING", "RUN_STATE_RUNNING"):
+        died = file.state in ("RUN_STATE_STARTING", "RUN_STATE_RUNNING")
+        if died:
             file.step = run.events.last_step()
+            file.deaths = file.deaths + 1 if file.step == file.died_after else 1
+            file.died_after = file.step
+        if self._resume and (died or file.interrupted) and self.current is None and file.deaths <= MOST_DEATHS:
+            self._go_on(run)
+        elif died:
+            again = f" {file.deaths} times after step {file.step}" if file.deaths > 1 else ""
             file.error = (
-                "the trainer service ended while the run was live; start it again to go on from its last checkpoint"
+                f"the trainer service ended{again} while the run was live; start it again to go on from its last "
+                "checkpoint"
             )
             run.set_state(pb.RUN_STATE_FAILED, file.error)
+
+    def _go_on(self, run: Run) -> None:
+        try:
+            config = load(run.config_file, RunConfig)
+        except ConfigError as error:
+            run.file.error = f"the trainer service ended while the run was live, and its config is unknown: {error}"
+            run.set_state(pb.RUN_STATE_FAILED, run.file.error)
+            return
+        run.events.notify("the trainer service ended while the run was live; it goes on from its last checkpoint")
+        self._launch(run, config)
 
     def get(self, run_id: str) -> Run:
         """Raises NotFoundError."""
@@ -166,11 +198,12 @@ class Runs:
             sync_folder(self._folder)
             file = RunFile(run_id=run_id, state="", total_steps=config.training.steps)
             run = self._runs[run_id] = Run(folder, file)
+        run.file.deaths = 0
         self._launch(run, config)
         return run
 
     def _launch(self, run: Run, config: RunConfig) -> None:
-        run.file.error, run.file.ended_at, run.stopping = "", 0.0, False
+        run.file.error, run.file.ended_at, run.file.interrupted, run.stopping = "", 0.0, False, False
         run.file.started_at = run.file.started_at or time.time()
         run.file.total_steps = config.training.steps
         write_text(run.config_file, dump(config))
@@ -178,16 +211,24 @@ class Runs:
         run.set_state(pb.RUN_STATE_STARTING)
         for warning in warnings(config):
             run.events.notify(f"warning: {warning}")
+        self.current = run
         run.job = asyncio.create_task(self._work(run, config))
 
     async def _work(self, run: Run, config: RunConfig) -> None:
         """The life of a run; ends in exactly one of FINISHED, STOPPED, FAILED."""
+        logs.run_id.set(run.file.run_id)
         try:
             # torch and verl take seconds to load: not before there is a run, and not on the event loop.
             module = await asyncio.to_thread(load_loop)
-            async with RolloutClient(self._rollout_target) as client:
+            async with RolloutClient(self._rollout_target, self._client) as client:
                 run.training = module.TrainingRun(
-                    run.file.run_id, config, run.folder, client, run.events, tool_target=self._tool_target
+                    run.file.run_id,
+                    config,
+                    run.folder,
+                    client,
+                    run.events,
+                    tool_target=self._tool_target,
+                    tool_security=self._client,
                 )
                 run.set_state(pb.RUN_STATE_RUNNING)
                 if run.stopping:  # asked for while it was loading
@@ -202,6 +243,7 @@ class Runs:
             state, detail = pb.RUN_STATE_FAILED, str(cause) if known else f"{type(cause).__name__}: {cause}"
             logger.error("run %s failed: %s", run.file.run_id, detail, exc_info=not known)  # noqa: TRY400 - ours is expected
         run.file.error, run.file.ended_at = (detail if state == pb.RUN_STATE_FAILED else ""), time.time()
+        run.file.interrupted = run.file.interrupted and state == pb.RUN_STATE_STOPPED
         run.set_state(state, detail)
         run.events.set_live(False)
 
@@ -225,6 +267,7 @@ class Runs:
         """The service ends: stop what is live, with a checkpoint."""
         for run in self._runs.values():
             if run.live:
+                run.file.interrupted = not run.stopping
                 await self.stop(run.file.run_id)
 
 

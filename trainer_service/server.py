@@ -10,6 +10,7 @@ import grpc.aio
 
 from trainer_service.config import TrainerServiceConfig
 from trainer_service.runs import Runs
+from trainer_service.telemetry import state
 from turnwire.errors import InvalidRequestError
 from turnwire.serving import Server
 from turnwire.v1 import trainer_pb2 as pb
@@ -67,5 +68,7 @@ def create_server(config: TrainerServiceConfig) -> tuple[Server, Runs]:
     """A server that is not started, and its runs, to be closed at the end. Call it where the event loop runs."""
     server = Server(config.server, [SERVICE_NAME])
     runs = Runs(config)
+    if server.metrics is not None:
+        server.metrics.export(lambda: state(runs))
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(TrainerServicer(runs), server.grpc)
     return server, runs

@@ -56,6 +56,18 @@ class AlreadyExistsError(TurnwireError, ValueError):
     code = grpc.StatusCode.ALREADY_EXISTS
 
 
+class UnauthenticatedError(TurnwireError, PermissionError):
+    """The service asks for a token, and none was shown, or one that it does not know."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDeniedError(TurnwireError, PermissionError):
+    """The token's role is too small. The message names the role that is needed."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class ExhaustedError(TurnwireError, RuntimeError):
     """A limit is reached: sessions, sandboxes, queue. Try again after `retry_after`."""
 
@@ -134,6 +146,8 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[TurnwireError]] = {
         WrongOrderError,
         NotFoundError,
         AlreadyExistsError,
+        UnauthenticatedError,
+        PermissionDeniedError,
         ExhaustedError,
         UnavailableError,
         DeadlineError,

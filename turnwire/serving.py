@@ -1,40 +1,56 @@
-"""How every Turnwire service is served: one bootstrap for options, error mapping, health, reflection and drain.
+"""How every Turnwire service is served: one bootstrap for options, security, health, reflection, metrics and drain.
 
-A service's `__main__` builds its servicer and awaits `serve`. Errors cross the wire as `turnwire.errors` says; bugs are
-logged under an opaque id, and only that id is sent. SIGTERM and SIGINT drain: health turns NOT_SERVING, new calls are
-refused as UNAVAILABLE, running ones get `drain_seconds` to finish.
+A service's `__main__` builds its servicer and awaits `serve`. SIGTERM and SIGINT drain: health turns NOT_SERVING, calls
+that begin something are refused as UNAVAILABLE with the time to wait, running ones get `drain_seconds` to finish.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import inspect
-import ipaddress
 import logging
-import secrets
 import signal
 import sys
-import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated
 
 import grpc
 import grpc.aio
 import msgspec
-from google.protobuf import any_pb2, duration_pb2
-from google.protobuf import message as protobuf_message
-from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from grpc_status import rpc_status
 
-from turnwire.errors import ConfigError, InvalidRequestError, Problem, TurnwireError
+from turnwire.boundary import BoundaryInterceptor
+from turnwire.errors import ConfigError, Problem
+from turnwire.security.config import QuotasConfig, TlsConfig, is_loopback
+from turnwire.security.gate import Gate
+from turnwire.security.quotas import Quotas
+from turnwire.security.tls import server_credentials
+from turnwire.security.tokens import TokenTable
+from turnwire.telemetry.config import LoggingConfig, MetricsServerConfig, TracingConfig
+from turnwire.telemetry.metrics import MetricsServer
+from turnwire.telemetry.rpcs import RpcInterceptor, RpcMetrics
+from turnwire.telemetry.tracing import traced
 
 logger = logging.getLogger(__name__)
 
 HEALTH_SECONDS = 0.5
 """Between two looks at how a service is."""
+
+CONNECTION_AGE_MS = 600_000
+"""After which a client makes a new connection for its next call: it finds replicas that have come since, and shows its
+present certificate. Calls that run stay on the old one."""
+
+STREAMS_PER_CONNECTION, MOST_PENDING, PENDING_SECONDS = 2**14, 2**16, 600
+"""Far above what clients may have in flight, so that it is the gate that refuses what is too much, with a reason. gRPC
+itself drops it without one: streams of a connection, and calls that have come and not been looked at (of its own accord
+when they are 3,000, a burst's size, or 30 s old, as after the machine stood still; also those of clients who did
+nothing wrong)."""
+
+MOST_PROBES = 64
+"""Calls in flight at the port for probes."""
+
+LAST_WORDS_SECONDS = 1.0
+"""How long what calls have answered may take to leave the house, after the last of them has ended."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,32 +58,46 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host, port: the address; port 0 takes a free one and prints it. Plaintext is served on loopback only,
         unless `allow_plaintext_beyond_loopback` says otherwise.
+    tls: the certificate, and whether clients must show one; unset: plaintext.
+    tokens: file of the bearer tokens that are taken, a list of {name, role, sha256}; unset: whoever can connect may do
+        everything.
+    quotas: how much of the service one client may take.
+    probe_port: a second port on the same host, in plaintext, where grpc.health.v1 alone is served: for probes that
+        speak no TLS, as those of Kubernetes.
     max_message_bytes: largest message received.
+    max_concurrent_rpcs: calls in flight, of all clients together.
     drain_seconds: how long running calls may go on after SIGTERM.
+    metrics: where Prometheus reads; unset: nowhere, and nothing is counted.
+    tracing: where traces go; unset: there are none.
+    logging: what is logged, and how.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     allow_plaintext_beyond_loopback: bool = False
+    tls: TlsConfig | None = None
+    tokens: str | None = None
+    quotas: QuotasConfig = QuotasConfig()
+    probe_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
     max_message_bytes: Annotated[int, msgspec.Meta(ge=65536, le=2**31 - 1)] = 16 * 1024 * 1024
     max_concurrent_rpcs: Annotated[int, msgspec.Meta(ge=1)] = 4096
     drain_seconds: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    metrics: MetricsServerConfig | None = None
+    tracing: TracingConfig | None = None
+    logging: LoggingConfig = LoggingConfig()
 
     def __post_init__(self) -> None:
-        if not self.allow_plaintext_beyond_loopback and not _is_loopback(self.host):
+        if self.tls is not None or is_loopback(self.host):
+            return
+        if self.tokens is not None:
             raise ValueError(
-                f"host {self.host!r} is not loopback and the traffic is plaintext; "
-                "use 127.0.0.1, or set allow_plaintext_beyond_loopback: true if the network is yours alone"
+                f"host {self.host!r} is not loopback and the traffic is plaintext, which would show all tokens; set tls"
             )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        if not self.allow_plaintext_beyond_loopback:
+            raise ValueError(
+                f"host {self.host!r} is not loopback and the traffic is plaintext; set tls, use 127.0.0.1, "
+                "or set allow_plaintext_beyond_loopback: true if the network is yours alone"
+            )
 
 
 def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
@@ -84,160 +114,60 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
     ]
 
 
-_MESSAGE_BYTES, _PROBLEM_BYTES, _TRAILER_BYTES = 1200, 400, 6500
-"""A status travels in the trailers, and gRPC refuses trailers above 8 KiB (by chance, up to 16): the rest is cut."""
-
-
-def status_of(error: TurnwireError) -> grpc.Status:
-    """The gRPC status of an error, with its retry delay and field violations as google.rpc details.
-
-    A long message is cut, and of very many violations the first are sent, with the number of the others.
-    """
-    status = status_pb2.Status(code=error.code.value[0], message=_cut(error.message, _MESSAGE_BYTES))
-    if error.retry_after is not None:
-        delay = duration_pb2.Duration()
-        delay.FromNanoseconds(int(error.retry_after * 1e9))
-        _add_detail(status, error_details_pb2.RetryInfo(retry_delay=delay))
-    if isinstance(error, ConfigError):
-        request = error_details_pb2.BadRequest()
-        # The message travels twice, percent-encoded and inside the details; those are base64.
-        room = (_TRAILER_BYTES - len(urllib.parse.quote(status.message))) * 3 // 4 - status.ByteSize()
-        for sent, problem in enumerate(error.problems):
-            violation = error_details_pb2.BadRequest.FieldViolation(
-                field=_cut(problem.key, _PROBLEM_BYTES), description=_cut(problem.message, _PROBLEM_BYTES)
-            )
-            room -= violation.ByteSize() + 4
-            if room < 0:
-                request.field_violations.add(description=f"and {len(error.problems) - sent} more problems")
-                break
-            request.field_violations.append(violation)
-        _add_detail(status, request)
-    return rpc_status.to_status(status)
-
-
-def _cut(text: str, size: int) -> str:
-    """At most `size` bytes of UTF-8, with a mark where something is missing."""
-    data = text.encode("utf-8", "replace")
-    return data.decode() if len(data) <= size else data[: size - 3].decode("utf-8", "ignore") + "…"
-
-
-def _add_detail(status: status_pb2.Status, message: Any) -> None:
-    detail = any_pb2.Any()
-    detail.Pack(message)
-    status.details.append(detail)
-
-
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns what a method raises into a status, for all four kinds of method."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return handler
-        method = handler_call_details.method
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[bool(handler.request_streaming), bool(handler.response_streaming)]
-        inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        # A streaming method is an async generator, or a coroutine that reads and writes through its context.
-        wrapped = (_guard_stream if inspect.isasyncgenfunction(inner) else _guard_unary)(inner, method)
-        deserializer = _guard_deserializer(handler.request_deserializer, bool(handler.request_streaming))
-        return make(wrapped, deserializer, handler.response_serializer)
-
-
-def _guard_deserializer(inner: Callable[[bytes], Any] | None, streaming: bool) -> Callable[[bytes], Any] | None:
-    """Bytes that are no message of the method are the client's fault; grpc would call it UNKNOWN, with a traceback."""
-    if inner is None:
-        return None
-
-    def deserialize(data: bytes) -> Any:
-        try:
-            return inner(data)
-        except protobuf_message.DecodeError as error:
-            malformed = InvalidRequestError(f"not a message of this method: {error}")
-            if streaming:
-                raise malformed from error  # from the handler's own read
-            return malformed  # nobody could catch it here; the guard raises it
-
-    return deserialize
-
-
-def _check_request(request: Any) -> None:
-    """Raise what the deserializer of a call with a single request could only return."""
-    if isinstance(request, InvalidRequestError):
-        raise request
-
-
-def _guard_unary(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            _check_request(request)
-            return await inner(request, context)
-        except Exception as error:  # noqa: BLE001 - the boundary: all that is raised must become a status
-            await _abort(context, error, method)
-
-    return call
-
-
-def _guard_stream(inner: Callable[..., Any], method: str) -> Callable[..., Any]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        try:
-            _check_request(request)
-            async with contextlib.aclosing(inner(request, context)) as responses:
-                async for response in responses:
-                    yield response
-        except Exception as error:  # noqa: BLE001 - the boundary: all that is raised must become a status
-            await _abort(context, error, method)
-
-    return call
-
-
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str) -> None:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if isinstance(error, TurnwireError):
-        await context.abort_with_status(status_of(error))
-    opaque = secrets.token_hex(8)
-    logger.error("internal error %s in %s", opaque, method, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"internal error {opaque}; the service's log has it under this id")
-
-
 class Server:
     """A gRPC server with health and reflection. Use `serve` in a service's process, this class in tests and tools."""
 
     def __init__(self, config: ServerConfig, service_names: Sequence[str]) -> None:
         self._config = config
         self._names = [*service_names, ""]
+        quotas = Quotas(config.quotas, config.max_concurrent_rpcs)
+        self._gate = Gate(None if config.tokens is None else TokenTable(config.tokens), quotas)
+        self.metrics = None if config.metrics is None else MetricsServer(config.metrics)
+        calls = RpcInterceptor(None if self.metrics is None else RpcMetrics(self.metrics))
         self.grpc = grpc.aio.server(
-            interceptors=[ErrorInterceptor()],
-            options=[*channel_options(config.max_message_bytes), ("grpc.so_reuseport", 0)],
-            maximum_concurrent_rpcs=config.max_concurrent_rpcs,
+            interceptors=[calls, BoundaryInterceptor(self._gate)],
+            options=[
+                *channel_options(config.max_message_bytes),
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION),
+                ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
+                ("grpc.server.max_pending_requests", MOST_PENDING),
+                ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING),
+                ("grpc.server_max_unrequested_time_in_server", PENDING_SECONDS),
+            ],
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
+        self._probes: grpc.aio.Server | None = None
         self.port = 0
+
+    @property
+    def config(self) -> ServerConfig:
+        """What it was made with."""
+        return self._config
+
+    @property
+    def name(self) -> str:
+        """Of its first service, as `tool` for turnwire.v1.ToolService."""
+        return self._names[0].rpartition(".")[-1].removesuffix("Service").lower()
 
     @property
     def address(self) -> str:
         """host:port as clients use it."""
-        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-        return f"{host}:{self.port}"
+        return _address(self._config.host, self.port)
 
     async def start(self) -> None:
         """Bind and serve. Raises ConfigError if the address cannot be bound."""
-        try:
-            self.port = self._config.port
-            self.port = self.grpc.add_insecure_port(self.address)
-        except RuntimeError as error:
-            raise ConfigError([Problem("server.port", f"cannot listen on {self.address}: {error}")]) from error
+        credentials = None if self._config.tls is None else server_credentials(self._config.tls)
+        self.port = _listen(self.grpc, self._config.host, self._config.port, credentials, "server.port")
+        if self.metrics is not None:
+            self.metrics.start()
+        if self._config.probe_port is not None:
+            self._probes = grpc.aio.server(options=[("grpc.so_reuseport", 0)], maximum_concurrent_rpcs=MOST_PROBES)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
+            _listen(self._probes, self._config.host, self._config.probe_port, None, "server.probe_port")
+            await self._probes.start()
         await self.grpc.start()
         await self.set_serving(True)
 
@@ -259,10 +189,36 @@ class Server:
                 told = found
                 await self.set_serving(not found)
 
-    async def stop(self, drain_seconds: float | None = None) -> None:
-        """Refuse new calls, let running ones finish for `drain_seconds` (default: the config's)."""
+    async def drain(self) -> None:
+        """Take in nothing new: health says NOT_SERVING, and calls that begin something are told to try again."""
+        self._gate.draining = True
         await self._health.enter_graceful_shutdown()
-        await self.grpc.stop(self._config.drain_seconds if drain_seconds is None else drain_seconds)
+
+    async def stop(self, drain_seconds: float | None = None) -> None:
+        """Drain, and let running calls finish for `drain_seconds` (default: the config's)."""
+        await self.drain()
+        seconds = self._config.drain_seconds if drain_seconds is None else drain_seconds
+        await self._gate.emptied(seconds)
+        await self.grpc.stop(min(seconds, LAST_WORDS_SECONDS))
+        if self._probes is not None:
+            await self._probes.stop(0)
+        if self.metrics is not None:
+            await self.metrics.stop()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None, key: str) -> int:
+    """The port that was bound. Raises ConfigError under `key`."""
+    address = _address(host, port)
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise ConfigError([Problem(key, f"cannot listen on {address}: {error}")]) from error
 
 
 async def serve(server: Server, on_drain: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -275,19 +231,13 @@ async def serve(server: Server, on_drain: Callable[[], Awaitable[None]] | None =
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    await server.start()
-    sys.stdout.write(f"listening on {server.address}\n")
-    sys.stdout.flush()
-    await stopped.wait()
-    logger.info("draining")
-    await server.set_serving(False)
-    if on_drain is not None:
-        await on_drain()
-    await server.stop()
-
-
-def configure_logging(level: str = "INFO") -> None:
-    """Log lines to stderr, for a service's process."""
-    logging.basicConfig(
-        stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    async with traced(server.config.tracing, server.name):
+        await server.start()
+        sys.stdout.write(f"listening on {server.address}\n")
+        sys.stdout.flush()
+        await stopped.wait()
+        logger.info("draining")
+        await server.drain()
+        if on_drain is not None:
+            await on_drain()
+        await server.stop()

@@ -63,9 +63,11 @@ async def rollout_service(
 
 
 @contextlib.asynccontextmanager
-async def trainer_service(rollout: str, folder: Path, tools: str = "") -> AsyncIterator[TrainerClient]:
+async def trainer_service(
+    rollout: str, folder: Path, tools: str = "", *, resume: bool = False
+) -> AsyncIterator[TrainerClient]:
     """A trainer service in this process, and a client of it."""
-    config = TrainerServiceConfig(rollout_target=rollout, tool_target=tools, runs_folder=str(folder))
+    config = TrainerServiceConfig(rollout_target=rollout, tool_target=tools, runs_folder=str(folder), resume=resume)
     server, runs = create_server(config)
     await server.start()
     try:

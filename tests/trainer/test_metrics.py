@@ -131,7 +131,7 @@ def fake_pynvml(count: int) -> types.ModuleType:
         nvmlDeviceGetCount=lambda: count,
         nvmlDeviceGetHandleByIndex=lambda number: number,
         nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=75),
-        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(used=3 * 2**30),
+        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(used=3 * 2**30, total=8 * 2**30),
         nvmlDeviceGetPowerUsage=power,
     )
     return module

@@ -17,6 +17,7 @@ from run_files import ledger, same_run, steps
 from service_processes import Death, ServiceForker
 from services import last_state, letters_run, notices, rollout_service
 
+from trainer_service.runs import MOST_DEATHS
 from turnwire.client.tools import ToolClient
 from turnwire.client.trainer import TrainerClient
 from turnwire.v1 import trainer_pb2
@@ -91,15 +92,16 @@ def tool_values(port: int = 0) -> dict[str, Any]:
 class Trainer:
     """A trainer service on a folder of runs, process after process, and the events of its run."""
 
-    def __init__(self, forker: ServiceForker, rollout: str, folder: Path) -> None:
+    def __init__(self, forker: ServiceForker, rollout: str, folder: Path, *, resume: bool = False) -> None:
         self.folder = folder / "run"
         self.events: list[trainer_pb2.WatchRunResponse] = []
         self._news = asyncio.Event()
         self._forker = forker
-        self._config = {"rollout_target": rollout, "runs_folder": str(folder)}
+        self._config = {"rollout_target": rollout, "runs_folder": str(folder), "resume": resume}
 
-    async def live(self, values: dict[str, Any], death: Death | None = None) -> None:
-        """Start or resume the run in a new process, and watch it to its end, or to the death of the process."""
+    async def live(self, values: dict[str, Any] | None, death: Death | None = None) -> None:
+        """Start or resume the run in a new process, and watch it to its end, or to the death of the process. Without
+        `values` nobody starts it."""
         process = self._forker.start("trainer_service", self._config, death)
         try:
             watching = asyncio.create_task(self._watch(process.address, values))
@@ -122,9 +124,10 @@ class Trainer:
             self._news.clear()
             await self._news.wait()
 
-    async def _watch(self, address: str, values: dict[str, Any]) -> None:
+    async def _watch(self, address: str, values: dict[str, Any] | None) -> None:
         async with TrainerClient(address) as client:
-            await client.start_run("run", yaml.safe_dump(values))
+            if values is not None:
+                await client.start_run("run", yaml.safe_dump(values))
             async for event in client.watch_run("run", len(self.events) + 1):
                 assert event.sequence == len(self.events) + 1
                 self.events.append(event)
@@ -164,6 +167,30 @@ async def test_a_killed_run_goes_on_exactly_where_it_was(
         assert closed == ledger(whole)[: len(closed)], f"after a death {death}"
     await trainer.live(values(model_path))
     same_run(whole, trainer.folder)
+
+
+async def test_a_service_that_resumes_goes_on_by_itself_with_a_run_that_it_was_killed_with(
+    forker: ServiceForker, rollout: str, whole: Path, model_path: Path, tmp_path: Path
+) -> None:
+    trainer = Trainer(forker, rollout, tmp_path, resume=True)
+    await trainer.live(values(model_path), Death(STEP, 3))
+    await trainer.live(None)
+    same_run(whole, trainer.folder)
+    assert "it goes on from its last checkpoint" in " ".join(notices(trainer.events))
+
+
+async def test_it_leaves_a_run_alone_that_kills_it_again_and_again(
+    forker: ServiceForker, rollout: str, model_path: Path, tmp_path: Path
+) -> None:
+    trainer = Trainer(forker, rollout, tmp_path, resume=True)
+    await trainer.live(values(model_path), Death(BATCH))
+    for _ in range(MOST_DEATHS):
+        await trainer.live(None, Death(BATCH))
+    with pytest.raises(AssertionError):  # it did not finish
+        await trainer.live(None)
+    state, reason = last_state(trainer.events)
+    assert state == "FAILED"
+    assert f"ended {MOST_DEATHS + 1} times after step 0" in reason
 
 
 async def test_with_stale_trajectories_a_killed_run_trains_on_the_same_tasks_in_the_same_order(
@@ -227,3 +254,28 @@ async def test_a_run_waits_out_a_rollout_service_that_is_killed(
     said = " ".join(notices(trainer.events))
     assert "waiting for the rollout service" in said
     assert "the engine holds version" in said
+
+
+async def test_a_run_stops_while_its_rollout_service_is_away_and_goes_on_exactly_where_it_was(
+    forker: ServiceForker, whole: Path, model_path: Path, tmp_path: Path
+) -> None:
+    """In the middle of a step, whose weights nobody can take."""
+    tools = forker.start("tool_service", tool_values()).address
+    taken = "rollout_service.engines.transformers_engine:TransformersEngine.apply_weights"
+    service = forker.start("rollout_service", rollout_values(model_path, tools), Death(taken, 2, "before"))
+    trainer = Trainer(forker, service.address, tmp_path)
+    process = forker.start("trainer_service", {"rollout_target": service.address, "runs_folder": str(tmp_path)})
+    async with TrainerClient(process.address) as client:
+        await client.start_run("run", yaml.safe_dump(values(model_path)))
+        async for event in client.watch_run("run"):
+            trainer.events.append(event)
+            if "weights cannot be sent" in " ".join(notices(trainer.events)):
+                break
+        stopped = await client.stop_run("run", timeout=60)
+        assert (stopped.state, stopped.step) == (trainer_pb2.RUN_STATE_STOPPED, 1)
+    process.kill()
+    forker.start("rollout_service", rollout_values(model_path, tools, service.port))
+    await trainer.live(values(model_path))
+    assert ledger(trainer.folder) == ledger(whole)
+    losses = [[entry["loss"] for entry in steps(folder)] for folder in (whole, trainer.folder)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4, abs=1e-5)

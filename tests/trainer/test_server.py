@@ -10,8 +10,19 @@ from typing import Any
 
 import pytest
 import yaml
-from services import all_services, finished, last_state, letters_run, trainer_service, watch
+from services import (
+    all_services,
+    finished,
+    last_state,
+    letters_run,
+    notices,
+    rollout_service,
+    tool_service,
+    trainer_service,
+    watch,
+)
 
+from turnwire.client.trainer import TrainerClient
 from turnwire.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -82,6 +93,35 @@ async def test_a_restarted_trainer_knows_its_runs_and_their_events_go_on(model_p
         assert (await client.get_run("run")).state == pb.RUN_STATE_FINISHED
         assert await watch(client, "run") == events
         assert await watch(client, "run", 3) == events[2:]
+
+
+async def test_a_run_that_was_live_when_its_service_was_told_to_end_goes_on_with_the_next(
+    model_path: Path, tmp_path: Path
+) -> None:
+    values = short(model_path, training={"steps": 20})
+    async with tool_service() as tools, rollout_service(model_path, tools) as (rollout, _):
+        async with trainer_service(rollout, tmp_path, tools, resume=True) as client:
+            await client.start_run("run", yaml.safe_dump(values))
+            seen = await until_step(client, "run", 1)
+        async with trainer_service(rollout, tmp_path, tools, resume=True) as client:
+            rest = await watch(client, "run", len(seen) + 1)
+            assert last_state(rest) == ("FINISHED", "")
+            assert "it goes on from its last checkpoint" in " ".join(notices(rest))
+            await client.start_run("stopped", yaml.safe_dump(values))
+            await until_step(client, "stopped", 1)
+            await client.stop_run("stopped")
+        async with trainer_service(rollout, tmp_path, tools, resume=True) as client:
+            assert (await client.get_run("stopped")).state == pb.RUN_STATE_STOPPED
+
+
+async def until_step(client: TrainerClient, run_id: str, step: int) -> list[pb.WatchRunResponse]:
+    """Events of a run until it has finished this step."""
+    events = []
+    async for event in client.watch_run(run_id):
+        events.append(event)
+        if event.WhichOneof("event") == "step" and event.step.step >= step:
+            break
+    return events
 
 
 async def test_a_start_says_everything_that_is_wrong_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
-def running_services(folder: Path) -> Iterator[dict[str, str]]:
+def running_services(folder: Path, *overrides: str) -> Iterator[dict[str, str]]:
     """`host:port` by service: tool, rollout, trainer. Runs and logs are kept in `folder`."""
-    command = [sys.executable, "-m", "turnwire.cli", "up", "demo", "--json", "--logs", str(folder)]
-    command.insert(-3, f"services.trainer.runs_folder={folder}/runs")
+    settings = [f"services.trainer.runs_folder={folder}/runs", *overrides]
+    command = [sys.executable, "-m", "turnwire.cli", "up", "demo", *settings, "--json", "--logs", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["targets"]

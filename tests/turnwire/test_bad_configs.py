@@ -116,6 +116,8 @@ def test_a_file_that_is_no_config_says_what_it_is(content: bytes, expected: str,
         ("tools=[pythn]", "run.tools: no tool 'pythn' is served; did you mean 'python'?"),
         ("data.train=[{kind: procedural, generator: dmo, size: 3}]", "unknown generator 'dmo'; did you mean 'demo'?"),
         ("data.train=[{kind: jsonl, path: nothing.jsonl}]", "run.data.train.0.path: there is no file"),
+        ("model.path=configs/model", "there is no folder configs/model; it is looked for from"),
+        ("services.interpreters.rollout=elsewhere/.venv-vllm/bin/python", "`make vllm` makes .venv-vllm"),
         # a path that the shell did not expand
         ("model.path=$HOME/model", "config.json is missing; ~ and $ are taken as they are: write the path out"),
         ("model.path=~/model", "config.json is missing; ~ and $ are taken as they are: write the path out"),

@@ -10,9 +10,10 @@ import grpc
 import pytest
 
 from turnwire import errors
+from turnwire.boundary import status_of
 from turnwire.client import TrainerClient, translate
 from turnwire.errors import ConfigError, Problem, TurnwireError
-from turnwire.serving import Server, ServerConfig, status_of
+from turnwire.serving import Server, ServerConfig
 from turnwire.v1 import trainer_pb2, trainer_pb2_grpc
 
 ALL = [
@@ -154,6 +155,6 @@ async def test_an_address_that_is_taken_is_a_config_error() -> None:
 
 
 def test_a_status_without_details_is_translated_by_its_code() -> None:
-    error = grpc.aio.AioRpcError(grpc.StatusCode.PERMISSION_DENIED, grpc.aio.Metadata(), grpc.aio.Metadata(), "no")
+    error = grpc.aio.AioRpcError(grpc.StatusCode.OUT_OF_RANGE, grpc.aio.Metadata(), grpc.aio.Metadata(), "no")
     assert type(translate(error)) is errors.InternalError
     assert status_of(errors.NotFoundError("x")).code is grpc.StatusCode.NOT_FOUND

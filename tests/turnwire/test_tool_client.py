@@ -156,7 +156,7 @@ async def test_bad_arguments_are_refused_before_anything_is_sent(client: ToolCli
 
 
 async def test_an_unreachable_service_is_named() -> None:
-    with pytest.raises(UnavailableError, match=r"no tool service answers at 127.0.0.1:1; .*turnwire up"):
+    with pytest.raises(UnavailableError, match=r"no tool service answers at 127.0.0.1:1: .*turnwire up"):
         async with turnwire.connect_async(tools="127.0.0.1:1", timeout=0.3):
             pass
     async with ToolClient("127.0.0.1:1") as client:

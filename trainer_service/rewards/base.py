@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from trainer_service.data.task import Task
+from turnwire.security.config import ConnectionSecurity
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
@@ -75,9 +76,9 @@ class Reward(ABC):
     def score(self, task: Task, attempt: Attempt) -> float | Score:
         """The reward of `attempt` at `task`. Raises for a ground truth that it cannot use."""
 
-    def connect(self, tool_target: str) -> None:  # noqa: B027 - most rewards call no service
-        """Prepare to call the tool service at this `host:port`. Called once, before `score`. Raises TurnwireError where
-        there is none, or not the tool."""
+    def connect(self, tool_target: str, security: ConnectionSecurity) -> None:  # noqa: B027 - most call no service
+        """Prepare to call the tool service at this `host:port`, known by `security`. Called once, before `score`.
+        Raises TurnwireError where there is none, or not the tool."""
 
     def check_task(self, task: Task) -> None:  # noqa: B027 - most rewards take any answer
         """Raise ValueError for a ground truth that `score` cannot use. `turnwire check` asks it of the first tasks."""

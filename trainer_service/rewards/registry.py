@@ -22,6 +22,7 @@ from trainer_service.rewards.base import Reward
 from trainer_service.tasks_config import RewardConfig
 from turnwire.config import convert, nearest
 from turnwire.errors import ConfigError, Problem
+from turnwire.security.config import ConnectionSecurity
 
 GROUP = "turnwire.rewards"
 _NOT_REWARDS = {"base", "registry"}
@@ -137,11 +138,11 @@ class Judges:
         """The tools that rewards call, each with the name of such a reward."""
         return {reward.needs_tool: reward.name for _, reward in self._patterns if reward.needs_tool}
 
-    def connect(self, tool_target: str) -> None:
+    def connect(self, tool_target: str, security: ConnectionSecurity) -> None:
         """Let every reward that calls a tool reach the tool service."""
         for _, reward in self._patterns:
             if reward.needs_tool:
-                reward.connect(tool_target)
+                reward.connect(tool_target, security)
 
     def close(self) -> None:
         """Close every reward."""

@@ -20,6 +20,7 @@ from trainer_service.data.task import Task
 from trainer_service.rewards.base import Attempt, Reward, Score
 from turnwire.client import Connection, connect
 from turnwire.errors import DeadlineError, ExhaustedError, InfraError, InternalError, NotFoundError, UnavailableError
+from turnwire.security.config import ConnectionSecurity
 from turnwire.v1 import common_pb2, tool_pb2
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
@@ -60,8 +61,8 @@ class UnitTests(Reward):
         self._connection: Connection | None = None
         self._closed = threading.Event()
 
-    def connect(self, tool_target: str) -> None:
-        self._connection = connect(tools=tool_target)
+    def connect(self, tool_target: str, security: ConnectionSecurity) -> None:
+        self._connection = connect(tools=tool_target, security=security)
         served = [tool.name for tool in self._connection.tools.list_tools()]
         if self.needs_tool not in served:
             raise NotFoundError(f"the tool service at {tool_target} has no tool {self.needs_tool!r}")

@@ -8,9 +8,11 @@ from pathlib import Path
 import click
 
 from turnwire.cli import launch, output
+from turnwire.cli.connecting import connection_options
 from turnwire.cli.summary import evaluation_json, print_evaluation, print_failure
 from turnwire.cli.train import Job, carry_out, exit_code
 from turnwire.errors import ConfigError, NotFoundError, Problem
+from turnwire.security.config import ConnectionSecurity
 
 
 @click.command("eval")
@@ -19,6 +21,7 @@ from turnwire.errors import ConfigError, NotFoundError, Problem
 @click.option(
     "--target", metavar="HOST:PORT", help="Use this running trainer service, instead of starting services here."
 )
+@connection_options
 @click.option("--run-id", help="Name of the evaluation's folder.  [default: the config's name and the time]")
 @click.option(
     "--runs-folder", default="runs", show_default=True, help="Where runs are, and where the evaluation is kept."
@@ -29,6 +32,7 @@ def command(
     config: str,
     overrides: tuple[str, ...],
     target: str | None,
+    security: ConnectionSecurity,
     run_id: str | None,
     runs_folder: str,
     as_json: bool,
@@ -54,7 +58,7 @@ def command(
         if run_id is not None
         else launch.fresh_run_id(f"eval-{resolved.run.name}", lambda name: (Path(runs_folder) / name).exists())
     )
-    state = carry_out(Job(resolved, target, run_id, runs_folder), output.notes)
+    state = carry_out(Job(resolved, target, run_id, runs_folder, security), output.notes)
     if as_json:
         output.print_json(evaluation_json(state))
     else:

@@ -163,6 +163,8 @@ def examine(name: str, overrides: Sequence[str] = (), *, services: bool = True) 
     _check_interpreters(values, found)
     if parts.get("rollout") is not None:
         _extend(found.problems, "services.rollout", rollout_service.config.check(parts["rollout"]))
+    if parts.get("trainer") is not None:
+        _extend(found.problems, "services.trainer", trainer_service.config.check_service(parts["trainer"]))
     if run is not None:
         _extend(found.problems, "run", trainer_service.config.check(run, served, check_context))
         _extend(found.warnings, "run", trainer_service.config.warnings(run))
@@ -214,6 +216,8 @@ def _check_interpreters(values: dict[str, Any], found: Findings) -> None:
     for name, path in msgspec.structs.asdict(config or InterpretersConfig()).items():
         if path and not os.access(path, os.X_OK):
             message = f"{path} is no program; it is looked for from {Path.cwd()}"
+            if ".venv-vllm" in Path(path).parts:
+                message += "; `make vllm` makes .venv-vllm"
             found.problems.append(Problem(f"services.interpreters.{name}", message))
 
 

@@ -15,8 +15,8 @@ PLOT_NAME = "learning_curves.png"
 """In a run's folder."""
 
 
-def print_summary(state: RunState, target: str | None = None) -> None:
-    """What became of the run, at the trainer `target` if it was not started for it."""
+def print_summary(state: RunState, there: str = "") -> None:
+    """What became of the run. `there`: the options that reach its trainer, if that was not started for it."""
     before, after = state.before_and_after()
     if after is not None:
         output.console.print(_table(before, after))
@@ -30,8 +30,7 @@ def print_summary(state: RunState, target: str | None = None) -> None:
         if (plot := Path(state.folder) / PLOT_NAME).is_file():
             output.console.print(Text(f"plot        {output.near(plot)}"), soft_wrap=True)
     if state.state in (trainer_pb2.RUN_STATE_STOPPED, trainer_pb2.RUN_STATE_FAILED) and state.checkpoint:
-        where = f" --target {target}" if target else ""
-        output.console.print(f"go on with  {command} train --resume {folder}{where}", soft_wrap=True)
+        output.console.print(f"go on with  {command} train --resume {folder}{there}", soft_wrap=True)
     if state.evaluations or state.step:
         output.console.print(f"see one     {command} view {folder}", soft_wrap=True)
 

@@ -18,11 +18,13 @@ from rich.console import Console
 
 from turnwire import config as config_files
 from turnwire.cli import launch, output
+from turnwire.cli.connecting import connection_options, options_of, started_here
 from turnwire.cli.progress import LiveView, LogView, RunState
 from turnwire.cli.services import Services
 from turnwire.cli.summary import print_summary, summary_json
 from turnwire.client.trainer import TrainerClient
 from turnwire.errors import ConfigError, NotFoundError, Problem, TurnwireError
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity
 from turnwire.v1 import trainer_pb2
 
 EXIT_STOPPED = 130
@@ -36,6 +38,7 @@ RESTARTED = ("tool", "rollout")
 @click.option(
     "--target", metavar="HOST:PORT", help="Use this running trainer service, instead of starting services here."
 )
+@connection_options
 @click.option("--run-id", help="Name of the run and its folder.  [default: the config's name and the time]")
 @click.option("--resume", metavar="RUN", help="Go on with a run from its last checkpoint: its id or folder.")
 @click.option("--runs-folder", help="Where runs are kept, when services are started here.  [default: the config's]")
@@ -45,6 +48,7 @@ def command(
     config: str | None,
     overrides: tuple[str, ...],
     target: str | None,
+    security: ConnectionSecurity,
     run_id: str | None,
     resume: str | None,
     runs_folder: str | None,
@@ -76,22 +80,24 @@ def command(
             [Problem("services", "missing; name a running trainer with --target HOST:PORT")], found.source
         )
     console = output.notes if as_json else output.console
-    state = carry_out(Job(resolved, target, run_id, runs_folder), console)
+    state = carry_out(Job(resolved, target, run_id, runs_folder, security), console)
     if as_json:
         output.print_json(summary_json(state))
     else:
-        print_summary(state, target)
+        print_summary(state, "" if target is None else f"{options_of(security)} --target {target}")
     sys.exit(exit_code(state))
 
 
 @dataclass
 class Job:
-    """A run to be started. `target` is a running trainer's address; without it the services are started here."""
+    """A run to be started. `target` is a running trainer's address; without it the services are started here.
+    `security`: how the trainer is known, and what is shown to it."""
 
     config: launch.LaunchConfig
     target: str | None = None
     run_id: str | None = None
     runs_folder: str | None = None
+    security: ConnectionSecurity = PLAINTEXT
 
 
 def exit_code(state: RunState) -> int:
@@ -112,7 +118,10 @@ def carry_out(job: Job, console: Console) -> RunState:
 
 
 async def _run(job: Job, console: Console) -> RunState:
-    async with _trainer(job) as (target, services, run_id), TrainerClient(target) as trainer:
+    security = job.security
+    if job.target is None and job.config.services is not None:
+        security = started_here(job.config.services.trainer.server, security)
+    async with _trainer(job) as (target, services, run_id), TrainerClient(target, security) as trainer:
         await trainer.wait_until_ready()
         since = time.time()
         started = await trainer.start_run(run_id, config_files.dump(job.config.run))

@@ -25,6 +25,7 @@ from turnwire.client.connection import AsyncConnection, connect_async
 from turnwire.client.rollout import Event, Generation, RolloutClient, RolloutStream, rollout_limits, rollout_task
 from turnwire.client.tools import ToolClient, ToolSession, text_of, tool_call
 from turnwire.client.trainer import TrainerClient
+from turnwire.security.config import ConnectionSecurity
 
 __all__ = [
     "AsyncConnection",
@@ -33,6 +34,7 @@ __all__ = [
     "BlockingToolSession",
     "BlockingTrainerClient",
     "Connection",
+    "ConnectionSecurity",
     "Event",
     "Generation",
     "RolloutClient",

@@ -28,6 +28,7 @@ from turnwire.client.rollout import (
 )
 from turnwire.client.tools import ToolClient, Tools, ToolSession
 from turnwire.client.trainer import START_TIMEOUT, STOP_TIMEOUT, TrainerClient
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity
 from turnwire.v1 import common_pb2, rollout_pb2, tool_pb2, trainer_pb2
 
 T = TypeVar("T")
@@ -299,10 +300,16 @@ class Connection:
 
 
 def connect(
-    *, tools: str | None = None, rollout: str | None = None, trainer: str | None = None, timeout: float = 10.0
+    *,
+    tools: str | None = None,
+    rollout: str | None = None,
+    trainer: str | None = None,
+    security: ConnectionSecurity = PLAINTEXT,
+    timeout: float = 10.0,
 ) -> Connection:
     """Blocking clients for `host:port` addresses: `with turnwire.connect(tools="127.0.0.1:50051") as there:`.
 
+    `security`: how the services are known, and what is shown to them; without it, plaintext.
     Raises UnavailableError if a service does not serve within `timeout` seconds.
     """
-    return Connection(connect_async(tools=tools, rollout=rollout, trainer=trainer, timeout=timeout))
+    return Connection(connect_async(tools=tools, rollout=rollout, trainer=trainer, security=security, timeout=timeout))

@@ -2,8 +2,8 @@
 
 - A status of the service is raised as the class of `turnwire.errors` that it stands for, with the retry delay and the
   problems of a config that travelled with it (`translate`).
-- Unary calls that are safe to repeat are retried by gRPC itself on UNAVAILABLE, and never wait longer than their
-  timeout. Streams are resumed by the clients that know how (tool sessions, watching a run).
+- Unary calls that are safe to repeat are retried by gRPC itself when the service cannot be reached or ends, and never
+  wait longer than their timeout. Streams are resumed by the clients that know how (tool sessions, watching a run).
 - Keepalive pings find a peer that is silently gone.
 """
 
@@ -24,6 +24,7 @@ from google.protobuf import duration_pb2, struct_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from turnwire.client.secured import SecuredChannel
 from turnwire.errors import (
     ConfigError,
     DeadlineError,
@@ -33,6 +34,7 @@ from turnwire.errors import (
     UnavailableError,
     error_class,
 )
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity, shown_to_all
 from turnwire.serving import channel_options
 
 T = TypeVar("T")
@@ -47,7 +49,6 @@ _RETRIED = {
     "turnwire.v1.ToolService": ("ListTools", "Execute", "GetStatus"),
     "turnwire.v1.RolloutService": ("Score", "GetWeightInfo", "Pause", "Resume", "GetServerInfo"),
     "turnwire.v1.TrainerService": ("StartRun", "GetRun", "ListRuns", "StopRun"),
-    "grpc.health.v1.Health": ("Check",),
 }
 
 _SERVICE_CONFIG = {
@@ -59,7 +60,8 @@ _SERVICE_CONFIG = {
                 "initialBackoff": "0.1s",
                 "maxBackoff": "2s",
                 "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
+                # CANCELLED is what a call sees that reaches a service in the moment in which it ends.
+                "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
             },
         }
     ]
@@ -68,28 +70,48 @@ _SERVICE_CONFIG = {
 _LOST_WHILE_WRITING = "Internal error from Core"
 """What grpc.aio makes of a write that found the stream gone, whatever the reason; the true status is lost with it."""
 
+_NO_ANSWER, _NOT_SERVING = "nothing came back in time", "it says"
+
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
-def open_channel(target: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A plaintext channel to `host:port`. It connects when first used, and again whenever the connection is lost.
+def open_channel(
+    target: str,
+    security: ConnectionSecurity = PLAINTEXT,
+    *,
+    balanced: bool = False,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> grpc.aio.Channel:
+    """A channel to `host:port`. It connects when first used, and again whenever the connection is lost.
 
     Call it where an event loop runs; the channel belongs to that loop. Raises InvalidRequestError for what is not an
-    address.
+    address, and for a token that would travel in plaintext; ConfigError for files of `security` that cannot be used.
+    `balanced`: where the name stands for several addresses, each call goes to the next one; else all go to the first.
     """
     if not target or target.startswith(":") or ":" not in target or " " in target:
         raise InvalidRequestError(f"{target!r} is not an address; write host:port, as 127.0.0.1:50051")
-    return grpc.aio.insecure_channel(
-        target,
-        options=[
-            *channel_options(max_message_bytes),
-            ("grpc.enable_retries", 1),
-            ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
-            # A service that restarts is found again within seconds; gRPC's own limit is two minutes.
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 2_000),
-        ],
-    )
+    balancing: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]} if balanced else {}
+    options = [
+        *channel_options(max_message_bytes),
+        ("grpc.enable_retries", 1),
+        ("grpc.service_config", json.dumps(_SERVICE_CONFIG | balancing)),
+        # A service that restarts is found again within seconds; gRPC's own limit is two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+    ]
+    if security == PLAINTEXT:
+        return grpc.aio.insecure_channel(target, options)
+    if problem := shown_to_all(target, security):
+        raise InvalidRequestError(problem)
+    if security.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", security.server_name))
+
+    def make(credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options)
+        return grpc.aio.secure_channel(target, credentials, options)
+
+    return SecuredChannel(security, make)
 
 
 class FailedCall(Protocol):
@@ -175,17 +197,20 @@ def struct(values: Mapping[str, Any] | None) -> struct_pb2.Struct | None:
 
 
 class ServiceClient:
-    """What the three clients have in common. `target` is `host:port`, or a channel that the caller closes."""
+    """What the three clients have in common. `target` is `host:port`, or a channel that the caller closes; `security`
+    is for the former."""
 
     service = ""
     """Full name of the gRPC service."""
     title = "service"
     """What messages to people call it."""
+    balanced = False
+    """Whether any replica can serve any call."""
 
-    def __init__(self, target: str | grpc.aio.Channel) -> None:
+    def __init__(self, target: str | grpc.aio.Channel, security: ConnectionSecurity = PLAINTEXT) -> None:
         self._owns_channel = isinstance(target, str)
         self.target = target if isinstance(target, str) else ""
-        self.channel = open_channel(target) if isinstance(target, str) else target
+        self.channel = open_channel(target, security, balanced=self.balanced) if isinstance(target, str) else target
         self.peer = f"{self.title} at {self.target}" if self.target else self.title
         self._health: Any = health_pb2_grpc.HealthStub(self.channel)
 
@@ -195,22 +220,29 @@ class ServiceClient:
 
     async def is_healthy(self, timeout: float = 5.0) -> bool:
         """Whether the service says that it is serving (grpc.health.v1). False also when it cannot be reached."""
+        return not await self._trouble(timeout)
+
+    async def _trouble(self, timeout: float) -> str:
+        """Why the service does not serve us; empty if it does."""
         request = health_pb2.HealthCheckRequest(service=self.service)
         try:
             answer = await self._health.Check(request, timeout=timeout)
-        except grpc.aio.AioRpcError:
-            return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        except grpc.aio.AioRpcError as error:
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return _NO_ANSWER if late else error.details() or error.code().name
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            return ""
+        return f"{_NOT_SERVING} {health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}"
 
     async def wait_until_ready(self, timeout: float = 30.0) -> None:
         """Return as soon as the service serves. Raises UnavailableError after `timeout` seconds."""
-        end = time.monotonic() + timeout
-        while not await self.is_healthy(max(0.1, min(2.0, end - time.monotonic()))):
+        end, reason = time.monotonic() + timeout, _NO_ANSWER
+        while trouble := await self._trouble(max(0.1, min(2.0, end - time.monotonic()))):
+            reason = reason if trouble == _NO_ANSWER else trouble
             if time.monotonic() > end:
-                raise UnavailableError(
-                    f"no {self.title} answers at {self.target or 'this channel'}; "
-                    "is it running? `turnwire up` starts all three services here"
-                )
+                does = "serves" if reason.startswith(_NOT_SERVING) else "answers"
+                where = self.target or "this channel"
+                raise UnavailableError(f"no {self.title} {does} at {where}: {reason}. {_advice(reason)}")
             await asyncio.sleep(0.05)
 
     async def close(self) -> None:
@@ -225,6 +257,18 @@ class ServiceClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _advice(trouble: str) -> str:
+    """What to look at, by what gRPC tells of a connection that failed. It does not say that TLS is the reason where the
+    other side ended the handshake."""
+    if "CERTIFICATE_VERIFY_FAILED" in trouble or "Hostname Verification" in trouble:
+        return "Its certificate is not vouched for by your `ca`, or is for another name than this (`server_name`)"
+    if "WRONG_VERSION_NUMBER" in trouble:
+        return "It speaks plaintext: give no `ca`"
+    if "Socket closed" in trouble or "handshake" in trouble.lower():
+        return "Does it ask for TLS (`ca`), or for a certificate of yours (`certificate`, `key`)?"
+    return "Is it running? `turnwire up` starts all three services here"
 
 
 async def call_error(call: Any, peer: str) -> TurnwireError:

@@ -10,6 +10,7 @@ from turnwire.client.rollout import RolloutClient
 from turnwire.client.tools import ToolClient
 from turnwire.client.trainer import TrainerClient
 from turnwire.errors import InvalidRequestError
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity
 
 
 def missing(name: str) -> InvalidRequestError:
@@ -20,11 +21,18 @@ def missing(name: str) -> InvalidRequestError:
 class AsyncConnection:
     """Clients of the services whose addresses were given. Use it with `async with`, which waits until they serve."""
 
-    def __init__(self, tools: str | None, rollout: str | None, trainer: str | None, timeout: float) -> None:
+    def __init__(
+        self,
+        tools: str | None,
+        rollout: str | None,
+        trainer: str | None,
+        timeout: float,
+        security: ConnectionSecurity = PLAINTEXT,
+    ) -> None:
         if not (tools or rollout or trainer):
             raise InvalidRequestError("give the address of at least one service: tools=, rollout= or trainer=")
         self._targets = (tools, rollout, trainer)
-        self._timeout = timeout
+        self._timeout, self._security = timeout, security
         self._tools: ToolClient | None = None
         self._rollout: RolloutClient | None = None
         self._trainer: TrainerClient | None = None
@@ -56,9 +64,9 @@ class AsyncConnection:
     async def __aenter__(self) -> Self:
         tools, rollout, trainer = self._targets
         try:
-            self._tools = ToolClient(tools) if tools else None
-            self._rollout = RolloutClient(rollout) if rollout else None
-            self._trainer = TrainerClient(trainer) if trainer else None
+            self._tools = ToolClient(tools, self._security) if tools else None
+            self._rollout = RolloutClient(rollout, self._security) if rollout else None
+            self._trainer = TrainerClient(trainer, self._security) if trainer else None
             for client in self._clients():
                 await client.wait_until_ready(self._timeout)
         except BaseException:
@@ -78,10 +86,16 @@ class AsyncConnection:
 
 
 def connect_async(
-    *, tools: str | None = None, rollout: str | None = None, trainer: str | None = None, timeout: float = 10.0
+    *,
+    tools: str | None = None,
+    rollout: str | None = None,
+    trainer: str | None = None,
+    security: ConnectionSecurity = PLAINTEXT,
+    timeout: float = 10.0,
 ) -> AsyncConnection:
     """Asynchronous clients for `host:port` addresses: `async with turnwire.connect_async(tools=…) as there:`.
 
+    `security`: how the services are known, and what is shown to them; without it, plaintext.
     Raises UnavailableError, on entering, if a service does not serve within `timeout` seconds.
     """
-    return AsyncConnection(tools, rollout, trainer, timeout)
+    return AsyncConnection(tools, rollout, trainer, timeout, security)

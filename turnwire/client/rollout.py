@@ -26,7 +26,9 @@ from turnwire.client.channel import (
     translated_stream,
 )
 from turnwire.client.tools import Tools, bindings
-from turnwire.errors import InvalidRequestError
+from turnwire.errors import InvalidRequestError, PermissionDeniedError, TurnwireError, UnauthenticatedError
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity
+from turnwire.telemetry import tracing
 from turnwire.tensors import from_tensor, to_tensor
 from turnwire.v1 import common_pb2, rollout_pb2, rollout_pb2_grpc
 
@@ -75,6 +77,7 @@ def rollout_task(
         else rollout_pb2.FinalAnswer(open=answer_tags[0], close=answer_tags[1]),
         metadata=struct(metadata),
         adapter=adapter,
+        traceparent=tracing.traceparent(),
     )
 
 
@@ -131,8 +134,8 @@ class RolloutClient(ServiceClient):
     service = "turnwire.v1.RolloutService"
     title = "rollout service"
 
-    def __init__(self, target: str | grpc.aio.Channel) -> None:
-        super().__init__(target)
+    def __init__(self, target: str | grpc.aio.Channel, security: ConnectionSecurity = PLAINTEXT) -> None:
+        super().__init__(target, security)
         self._stub: RolloutServiceAsyncStub = rollout_pb2_grpc.RolloutServiceStub(self.channel)
 
     def rollouts(self) -> RolloutStream:
@@ -237,7 +240,7 @@ class RolloutClient(ServiceClient):
     ) -> Scores:
         """Log-probability at temperature 1 of each token given those before it. Sequences are [T]."""
         request = rollout_pb2.ScoreRequest(sequences=[to_tensor(np.asarray(item, np.int32)) for item in sequences])
-        answer = await self._unary(self._stub.Score(request, timeout=timeout))
+        answer = await self._unary(self._stub.Score(request, timeout=timeout, metadata=tracing.call_metadata()))
         return Scores(tuple(from_tensor(item, np.float32) for item in answer.logprobs), answer.version)
 
     async def update_weights(
@@ -277,18 +280,31 @@ class RolloutClient(ServiceClient):
     async def _update_weights(
         self, update: rollout_pb2.WeightUpdate, buffers: Sequence[weights.Buffer], timeout: float
     ) -> rollout_pb2.UpdateWeightsResponse:
-        call = self._stub.UpdateWeights(timeout=timeout)
+        call = self._stub.UpdateWeights(timeout=timeout, metadata=tracing.call_metadata())
         try:
-            with contextlib.suppress(asyncio.InvalidStateError):  # ended early: awaiting the call tells why
+            with contextlib.suppress(*_ENDED):  # early: awaiting the call tells why
                 await call.write(rollout_pb2.UpdateWeightsRequest(update=update))
                 for chunk in weights.chunks(buffers, first=update.stream.offset):
                     await call.write(rollout_pb2.UpdateWeightsRequest(chunk=chunk))
                 await call.done_writing()
             return await call
         except grpc.aio.AioRpcError as error:
-            raise translate(error, self.peer) from error
+            raise await self._refusal() or translate(error, self.peer) from error
         finally:
             call.cancel()
+
+    async def _refusal(self) -> TurnwireError | None:
+        """Why we may not update weights, if that is so: a write that finds its stream refused loses the reason, an
+        update that has nothing to write does not."""
+        call = self._stub.UpdateWeights(timeout=UNARY_TIMEOUT)
+        try:
+            with contextlib.suppress(*_ENDED):
+                await call.done_writing()
+            await call
+        except grpc.aio.AioRpcError as error:
+            found = translate(error, self.peer)
+            return found if isinstance(found, UnauthenticatedError | PermissionDeniedError) else None
+        return None
 
     async def get_weight_info(self, timeout: float = UNARY_TIMEOUT) -> rollout_pb2.GetWeightInfoResponse:
         """Version, checksum and tensors of the weights that the engine holds."""
@@ -305,6 +321,10 @@ class RolloutClient(ServiceClient):
     async def get_server_info(self, timeout: float = UNARY_TIMEOUT) -> rollout_pb2.GetServerInfoResponse:
         """Engine, model, limits and load."""
         return await self._unary(self._stub.GetServerInfo(rollout_pb2.GetServerInfoRequest(), timeout=timeout))
+
+
+_ENDED = (asyncio.InvalidStateError, grpc.aio.InternalError)
+"""What a stream that has ended makes of who still writes, or says that nothing more comes."""
 
 
 def _joined(spans: Iterable[rollout_pb2.WeightSpan]) -> list[rollout_pb2.WeightSpan]:
@@ -341,7 +361,7 @@ class RolloutStream:
     async def finish(self) -> None:
         """No more tasks: the stream ends when the trajectories in flight have ended."""
         async with self._write_lock:
-            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already
+            with contextlib.suppress(*_ENDED):
                 await self._call.done_writing()
 
     async def _write(self, request: rollout_pb2.RolloutRequest) -> None:

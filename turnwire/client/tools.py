@@ -29,6 +29,8 @@ from turnwire.errors import (
     UnavailableError,
     WrongOrderError,
 )
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity
+from turnwire.telemetry import tracing
 from turnwire.v1 import common_pb2, tool_pb2, tool_pb2_grpc
 
 if TYPE_CHECKING:
@@ -70,9 +72,10 @@ class ToolClient(ServiceClient):
 
     service = "turnwire.v1.ToolService"
     title = "tool service"
+    balanced = True
 
-    def __init__(self, target: str | grpc.aio.Channel) -> None:
-        super().__init__(target)
+    def __init__(self, target: str | grpc.aio.Channel, security: ConnectionSecurity = PLAINTEXT) -> None:
+        super().__init__(target, security)
         self._stub: ToolServiceAsyncStub = tool_pb2_grpc.ToolServiceStub(self.channel)
         self._farewells: set[asyncio.Task[None]] = set()
 
@@ -112,7 +115,7 @@ class ToolClient(ServiceClient):
         else:
             request.call.CopyFrom(tool_pb2.ToolCall(tool=tool, arguments=struct(arguments)))
         limit = DEFAULT_SILENCE if timeout is None else timeout + UNARY_TIMEOUT
-        return await self._unary(self._stub.Execute(request, timeout=limit))
+        return await self._unary(self._stub.Execute(request, timeout=limit, metadata=tracing.call_metadata()))
 
     async def open(
         self,
@@ -165,7 +168,7 @@ class _Stream:
     """One Interact stream. A task reads it, so that giving up on one answer leaves the stream usable for Close."""
 
     def __init__(self, stub: ToolServiceAsyncStub, peer: str) -> None:
-        self._call = stub.Interact()
+        self._call = stub.Interact(metadata=tracing.call_metadata())
         self._peer = peer
         self._waiting: asyncio.Future[tool_pb2.InteractResponse | None] | None = None
         self._error: TurnwireError | None = None
@@ -255,7 +258,7 @@ class ToolSession:
             raise WrongOrderError(
                 f"the session of {self.trajectory_id} is closed, busy with a turn, or had one that failed"
             )
-        turn = tool_pb2.ActionTurn(turn=self.turns_done)
+        turn = tool_pb2.ActionTurn(turn=self.turns_done, traceparent=tracing.recorded())
         if isinstance(action, str):
             turn.text = action
         else:

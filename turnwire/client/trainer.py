@@ -9,6 +9,7 @@ import grpc.aio
 
 from turnwire.client.channel import UNARY_TIMEOUT, Backoff, ServiceClient, translated_stream
 from turnwire.errors import CancelledByPeerError, UnavailableError
+from turnwire.security.config import PLAINTEXT, ConnectionSecurity
 from turnwire.v1 import trainer_pb2, trainer_pb2_grpc
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ class TrainerClient(ServiceClient):
     service = "turnwire.v1.TrainerService"
     title = "trainer service"
 
-    def __init__(self, target: str | grpc.aio.Channel) -> None:
-        super().__init__(target)
+    def __init__(self, target: str | grpc.aio.Channel, security: ConnectionSecurity = PLAINTEXT) -> None:
+        super().__init__(target, security)
         self._stub: TrainerServiceAsyncStub = trainer_pb2_grpc.TrainerServiceStub(self.channel)
 
     async def start_run(self, run_id: str, config_yaml: str, timeout: float = START_TIMEOUT) -> trainer_pb2.Run:

@@ -102,10 +102,13 @@ class RolloutTask(google.protobuf.message.Message):
     FINAL_ANSWER_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     trajectory_id: builtins.str
     """Chosen by the client, unique among the stream's trajectories in flight."""
     adapter: builtins.str
     """A LoRA adapter that the policy generates with, one of GetServerInfo's. Empty: none."""
+    traceparent: builtins.str
+    """W3C Trace Context of the caller's span, under which the trajectory's spans are. Empty: a trace of their own."""
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @property
@@ -133,9 +136,10 @@ class RolloutTask(google.protobuf.message.Message):
         final_answer: Global___FinalAnswer | None = ...,
         metadata: google.protobuf.struct_pb2.Struct | None = ...,
         adapter: builtins.str = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["final_answer", b"final_answer", "limits", b"limits", "metadata", b"metadata", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "final_answer", b"final_answer", "limits", b"limits", "messages", b"messages", "metadata", b"metadata", "sampling", b"sampling", "tools", b"tools", "trajectory_id", b"trajectory_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "final_answer", b"final_answer", "limits", b"limits", "messages", b"messages", "metadata", b"metadata", "sampling", b"sampling", "tools", b"tools", "traceparent", b"traceparent", "trajectory_id", b"trajectory_id"]) -> None: ...
 
 Global___RolloutTask: typing_extensions.TypeAlias = RolloutTask
 

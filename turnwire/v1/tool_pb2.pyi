@@ -271,10 +271,13 @@ class ActionTurn(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     turn: builtins.int
     """0 for the first turn, then one more each. The number of the last answered turn asks for that answer again."""
     text: builtins.str
     """What the policy wrote. The tools of the trajectory look for their calls in it."""
+    traceparent: builtins.str
+    """W3C Trace Context of the caller's span for this turn. Empty: that of the stream's metadata, `traceparent`."""
     @property
     def calls(self) -> Global___ToolCalls:
         """Calls that the client has parsed itself."""
@@ -290,9 +293,10 @@ class ActionTurn(google.protobuf.message.Message):
         text: builtins.str = ...,
         calls: Global___ToolCalls | None = ...,
         timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action", b"action", "calls", b"calls", "text", b"text", "timeout", b"timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "calls", b"calls", "text", b"text", "timeout", b"timeout", "turn", b"turn"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "calls", b"calls", "text", b"text", "timeout", b"timeout", "traceparent", b"traceparent", "turn", b"turn"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["text", "calls"] | None: ...
 
 Global___ActionTurn: typing_extensions.TypeAlias = ActionTurn

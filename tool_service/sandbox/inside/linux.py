@@ -226,5 +226,6 @@ def effective_capabilities() -> int:
 
 
 CAP_SYS_ADMIN = 1 << 21
-CAPS_OF_ROOT = 1 << 0 | 1 << 1 | 1 << 5 | 1 << 6 | 1 << 7
-"""CHOWN, DAC_OVERRIDE, KILL, SETGID, SETUID: without them root cannot give sandboxes uids and clear up after them."""
+CAPS_OF_ROOT = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7
+"""CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID: without them root can neither give sandboxes uids nor clear up
+after them."""

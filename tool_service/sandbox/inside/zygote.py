@@ -184,8 +184,8 @@ def check_root() -> None:
     """Refuse a root that is none."""
     if ~linux.effective_capabilities() & linux.CAPS_OF_ROOT:
         raise PermissionError(
-            "running as root without one of CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID: run the "
-            "service with them, or as an ordinary user"
+            "running as root without one of CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_KILL, CAP_SETGID, CAP_SETUID: "
+            "run the service with them, or as an ordinary user"
         )
 
 
