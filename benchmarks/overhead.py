@@ -189,12 +189,9 @@ async def _trajectories(side: Side) -> Round:
         cpu, begin = cpu_seconds(*side.pids), time.perf_counter()
         turns = [event.turn async for event in client.run(tasks) if isinstance(event, rollout_pb2.TurnFinished)]
         elapsed, cpu = time.perf_counter() - begin, cpu_seconds(*side.pids) - cpu
-    seconds = [_seconds(turn.timings.generate) + _seconds(turn.timings.tool) for turn in turns]
+    spent = [turn.timings.generate.ToTimedelta() + turn.timings.tool.ToTimedelta() for turn in turns]
+    seconds = [one.total_seconds() for one in spent]
     return Round(len(turns) / elapsed, percentile(seconds, 0.5), cpu / len(turns))
-
-
-def _seconds(duration: Any) -> float:
-    return float(duration.seconds + duration.nanos / 1e9)
 
 
 async def _turn(session: ToolSession, tool: str) -> None:

@@ -25,6 +25,7 @@ from rollout_service.telemetry import stop_name
 from rollout_service.tools import TrajectoryTools
 from turnwire.client.tools import ToolClient
 from turnwire.errors import AlreadyExistsError, DeadlineError, InvalidRequestError, UnavailableError
+from turnwire.security.gate import DRAIN_RETRY_SECONDS
 from turnwire.telemetry import logs, tracing
 from turnwire.v1 import common_pb2, rollout_pb2
 
@@ -169,7 +170,9 @@ class RolloutStream:
 
     def _why_not_read(self) -> Exception:
         if self._admission.draining:
-            return UnavailableError("the service is draining; send the other tasks to another one", retry_after=1.0)
+            return UnavailableError(
+                "the service is draining; send the other tasks to another one", retry_after=DRAIN_RETRY_SECONDS
+            )
         return DeadlineError(
             f"no task came for {self._idle:g} s while none was in flight; open a stream when there is one again, "
             "or raise stream_idle_seconds in the rollout service's config"

@@ -157,7 +157,7 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
                 self._updating = False
             self._version = answer.version
             if self._metrics is not None:
-                pause = answer.pause.seconds + answer.pause.nanos / 1e9
+                pause = answer.pause.ToTimedelta().total_seconds()
                 self._metrics.updated(time.monotonic() - begin, pause)
             return answer  # noqa: TRY300 - what is raised before it is drained
         except DeadlineError:

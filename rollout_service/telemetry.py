@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 
 from rollout_service.engines.base import EngineInfo
 from rollout_service.trajectory import TurnRecord
+from turnwire.enums import short_name
 from turnwire.telemetry.metrics import SECONDS_BUCKETS, Labelled, MetricsServer, gauge, gauges, total
 from turnwire.v1 import common_pb2, rollout_pb2
 
@@ -26,12 +27,12 @@ _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 def stop_name(reason: common_pb2.StopReason.ValueType) -> str:
     """As FINAL_ANSWER."""
-    return common_pb2.StopReason.Name(reason).removeprefix("STOP_REASON_")
+    return short_name(common_pb2.StopReason, reason)
 
 
 def error_name(kind: common_pb2.ErrorKind.ValueType) -> str:
     """As TOOL_ERROR; OK for none."""
-    return common_pb2.ErrorKind.Name(kind).removeprefix("ERROR_KIND_") if kind else "OK"
+    return short_name(common_pb2.ErrorKind, kind) if kind else "OK"
 
 
 class RolloutMetrics:
@@ -95,7 +96,7 @@ class RolloutMetrics:
         """A trajectory has ended."""
         self._trajectories[stop_name(trajectory.stop_reason),].inc()
         if trajectory.segments:
-            self._seconds.observe(trajectory.elapsed.seconds + trajectory.elapsed.nanos / 1e9)
+            self._seconds.observe(trajectory.elapsed.ToTimedelta().total_seconds())
             self._turns.observe(sum(len(segment.turns) for segment in trajectory.segments))
 
     def updated(self, seconds: float, pause: float) -> None:

@@ -227,7 +227,7 @@ def _import_file(file: Path) -> ModuleType:
     sys.modules[name] = module  # where type hints are resolved
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # half a module must not stay importable, whatever stopped it
         del sys.modules[name]
         raise
     return module

@@ -25,6 +25,7 @@ from tool_service.sandbox.patience import PatientTimer
 from tool_service.telemetry import ToolMetrics
 from tool_service.toolset import ToolSet
 from tool_service.wire import seconds_of
+from turnwire.enums import short_name
 from turnwire.errors import InvalidRequestError, TakenOverError, TurnwireError, WrongOrderError
 from turnwire.telemetry import tracing
 from turnwire.v1 import common_pb2, tool_pb2
@@ -243,7 +244,7 @@ class Session:
 
 def _describe(span: Span, answer: tool_pb2.ObservationTurn) -> None:
     found = answer.observations
-    errors = [common_pb2.ErrorKind.Name(one.error).removeprefix("ERROR_KIND_") for one in found if one.error]
+    errors = [short_name(common_pb2.ErrorKind, one.error) for one in found if one.error]
     tracing.describe(span, turn=answer.turn, tools=[one.tool for one in found])
     if errors:
         tracing.describe(span, errors=errors)

@@ -29,6 +29,7 @@ from trainer_service.config import LimitsConfig, RetryConfig, RolloutConfig, Sam
 from trainer_service.data.task import Task
 from trainer_service.rewards.base import Attempt, ToolOutcome, TurnText
 from turnwire.client.rollout import RolloutClient, RolloutStream, rollout_limits, rollout_task
+from turnwire.enums import short_name
 from turnwire.errors import (
     CancelledByPeerError,
     DeadlineError,
@@ -312,12 +313,12 @@ def _attempt(trajectory: rollout_pb2.Trajectory, pending: _Pending) -> Attempt:
     return Attempt(
         tuple(turns),
         trajectory.final_answer if trajectory.HasField("final_answer") else None,
-        common_pb2.StopReason.Name(trajectory.stop_reason).removeprefix("STOP_REASON_"),
+        short_name(common_pb2.StopReason, trajectory.stop_reason),
     )
 
 
 def _error_name(kind: common_pb2.ErrorKind.ValueType) -> str:
-    return common_pb2.ErrorKind.Name(kind).removeprefix("ERROR_KIND_") if kind else ""
+    return short_name(common_pb2.ErrorKind, kind) if kind else ""
 
 
 def _plain(data: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from turnwire.enums import short_name
 from turnwire.telemetry.metrics import gauges
 from turnwire.v1 import trainer_pb2 as pb
 
@@ -80,7 +81,7 @@ def state(runs: Runs) -> Iterable[Metric]:
 
 
 def _state_name(state: pb.RunState.ValueType) -> str:
-    return pb.RunState.Name(state).removeprefix("RUN_STATE_") if state else ""
+    return short_name(pb.RunState, state) if state else ""
 
 
 def _progress(run: Run | None) -> float | None:

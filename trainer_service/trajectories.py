@@ -30,6 +30,7 @@ from typing import Any
 from google.protobuf import duration_pb2
 
 from trainer_service.groups import Judged
+from turnwire.enums import short_name
 from turnwire.tensors import from_tensor
 from turnwire.v1 import common_pb2, rollout_pb2
 
@@ -98,14 +99,14 @@ def _turn(turn: rollout_pb2.Turn) -> dict[str, Any]:
         "action_start": turn.action_start,
         "action_end": turn.action_end,
         "observation_end": turn.observation_end,
-        "generate_stop": rollout_pb2.GenerateStop.Name(turn.generate_stop).removeprefix("GENERATE_STOP_"),
+        "generate_stop": short_name(rollout_pb2.GenerateStop, turn.generate_stop),
         "observation_full_tokens": turn.observation_full_tokens,
         "generate_seconds": _seconds(turn.timings.generate),
         "tool_seconds": _seconds(turn.timings.tool),
         "results": [
             {
                 "tool": result.tool,
-                "error": common_pb2.ErrorKind.Name(result.error).removeprefix("ERROR_KIND_") if result.error else "",
+                "error": short_name(common_pb2.ErrorKind, result.error) if result.error else "",
                 "truncated": result.truncated,
                 "seconds": _seconds(result.elapsed),
             }

@@ -24,6 +24,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from turnwire.errors import ConfigError, InvalidRequestError, TurnwireError
+from turnwire.handlers import wrapped_handler
 from turnwire.security.gate import Context, Gate
 
 logger = logging.getLogger(__name__)
@@ -108,17 +109,14 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):
             client = self._gate.identify(method, handler_call_details.invocation_metadata)
         except TurnwireError as error:
             return _refusal(error, method)
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[bool(handler.request_streaming), bool(handler.response_streaming)]
-        inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        # A streaming method is an async generator, or a coroutine that reads and writes through its context.
-        guard = _guard_stream if inspect.isasyncgenfunction(inner) else _guard_unary
+
+        def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
+            # A streaming method is an async generator, or a coroutine that reads and writes through its context.
+            guard = _guard_stream if inspect.isasyncgenfunction(inner) else _guard_unary
+            return guard(inner, method, self._gate, client)
+
         deserializer = _guard_deserializer(handler.request_deserializer, bool(handler.request_streaming))
-        return make(guard(inner, method, self._gate, client), deserializer, handler.response_serializer)
+        return wrapped_handler(handler, guarded, deserializer)
 
 
 def _refusal(error: TurnwireError, method: str) -> grpc.RpcMethodHandler[Any, Any]:

@@ -100,7 +100,7 @@ class Stack:
             try:
                 compose.start()
                 yield
-            except BaseException:
+            except BaseException:  # whatever it was, what the services said helps to find it
                 sys.stderr.write(self.logs())
                 raise
             finally:

@@ -101,7 +101,7 @@ class DockerBackend(SandboxBackend):
             await self.sweep()
             await self._probe()
             self.tier = Tier.ISOLATED
-        except BaseException:
+        except BaseException:  # also where the start is given up: nothing stays behind
             await self.close()
             raise
         log.info("sandbox backend docker: image %s, runtime %s", self.config.image, self.facts["runtime"])

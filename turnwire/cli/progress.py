@@ -16,6 +16,7 @@ from rich.text import Text
 
 from turnwire.cli import accuracy
 from turnwire.client.trainer import ENDED
+from turnwire.enums import short_name
 from turnwire.v1 import trainer_pb2
 
 REWARD_PREFIX = "reward/"
@@ -237,7 +238,7 @@ _STATE_STYLES = {
 
 def state_name(state: trainer_pb2.RunState.ValueType) -> str:
     """As `running`."""
-    return trainer_pb2.RunState.Name(state).removeprefix("RUN_STATE_").lower()
+    return short_name(trainer_pb2.RunState, state).lower()
 
 
 def sparkline(values: list[float], width: int = _WIDTH) -> str:

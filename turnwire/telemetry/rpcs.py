@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 from prometheus_client import Counter, Gauge, Histogram
 
+from turnwire.handlers import wrapped_handler
 from turnwire.telemetry import tracing
 from turnwire.telemetry.metrics import SECONDS_BUCKETS, Labelled, MetricsServer
 
@@ -115,17 +116,3 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                     return await inner(request, context)
 
         return call
-
-
-def wrapped_handler(
-    handler: grpc.RpcMethodHandler[Any, Any], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """The same handler with its function wrapped, whichever of the four kinds it is."""
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[bool(handler.request_streaming), bool(handler.response_streaming)]
-    inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    return make(wrap(inner), handler.request_deserializer, handler.response_serializer)
