@@ -218,10 +218,10 @@ async def test_a_draining_service_says_when_to_come_back_serves_who_looks_and_en
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await raw.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert ("grpc-retry-pushback-ms", "1000") in list(caught.value.trailing_metadata())
+        assert ("grpc-retry-pushback-ms", "2000") in list(caught.value.trailing_metadata())
         with pytest.raises(UnavailableError, match="draining") as refused:
             await tools.open("mine", ["python"], patience=0.5)
-        assert refused.value.retry_after == 1.0
+        assert refused.value.retry_after == 2.0
         assert (await trainer.get_run("mine")).run_id == "mine"
         await stream.write(tool_pb2.InteractRequest())
         assert (await stream.read()).HasField("opened")

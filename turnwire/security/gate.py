@@ -20,8 +20,9 @@ from turnwire.security.quotas import Quotas
 from turnwire.security.roles import CHECK, NEEDED, OPEN, Role
 from turnwire.security.tokens import METADATA_KEY, TokenTable
 
-DRAIN_RETRY_SECONDS = 1.0
-"""When a client that a draining service refuses may try again: another one serves by then, or this one anew."""
+DRAIN_RETRY_SECONDS = 2.0
+"""When a client that a draining service refuses may try again: another one serves by then, or this one anew. Above the
+second that a service's last words may take, during which nobody else can have its port."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
