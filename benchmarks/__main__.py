@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.report import RESULTS, machine, show, write
-from benchmarks.vllm_model import NoVllmError
+from benchmarks.vllm_environment import NoVllmError
 from tool_service.sandbox import SandboxUnavailable
 
 NAMES = (

@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks.report import Result, Row
 from benchmarks.services import services
-from benchmarks.vllm_model import vllm_python, write_model
+from benchmarks.vllm_environment import vllm_python
+from benchmarks.vllm_model import write_model
 from turnwire.client import RolloutClient
 from turnwire.v1.common_pb2 import SamplingParams
 

@@ -10,20 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.services import MODEL
 
-VLLM_PYTHON = Path(".venv-vllm/bin/python")
-"""Made by `make vllm`."""
-
-
-class NoVllmError(Exception):
-    """There is no environment with vLLM."""
-
-
-def vllm_python() -> str:
-    """The interpreter beside which vLLM is installed. Raises NoVllmError."""
-    if not VLLM_PYTHON.exists():
-        raise NoVllmError(f"there is no {VLLM_PYTHON}; `make vllm` makes it")
-    return str(VLLM_PYTHON.absolute())
-
 
 def write_model(folder: Path) -> str:
     """The folder, with a model of 135 M parameters in float32 that no token ends, and the tiny policy's tokenizer."""

@@ -21,7 +21,8 @@ import numpy as np
 from benchmarks.generation import SETTINGS, VLLM
 from benchmarks.report import Result, Row
 from benchmarks.services import services
-from benchmarks.vllm_model import vllm_python, write_model
+from benchmarks.vllm_environment import vllm_python
+from benchmarks.vllm_model import write_model
 from trainer_service.config import SHARED_MEMORY, ModelConfig, WeightsConfig
 from trainer_service.policy import Policy
 from trainer_service.publisher import WeightPublisher

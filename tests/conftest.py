@@ -126,8 +126,22 @@ def required() -> set[str]:
     return {name.strip() for name in os.environ.get("TURNWIRE_REQUIRE", "").split(",") if name.strip()}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="each hostile case on each backend and tier alone, too")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*names): what the test needs of the machine; see tests/conftest.py")
+    config.addinivalue_line("markers", "alone: the test can run beside no other on this machine; see scripts/test")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests come first, so that the lanes of scripts/test end at about the same time."""
+    longest: dict[Path, float] = {}
+    for item in items:
+        seconds = max((mark.args[0] for mark in item.iter_markers("timeout")), default=0)
+        longest[item.path] = max(longest.get(item.path, 0), seconds)
+    items.sort(key=lambda item: -longest[item.path])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

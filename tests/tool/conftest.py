@@ -13,6 +13,12 @@ from tool_harness import Service
 from turnwire.v1 import tool_pb2
 
 
+@pytest.fixture
+def passes(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """How many hostile cases run at a time. One by one takes minutes, and finds little more than who left something."""
+    return (1, 8) if request.config.getoption("--thorough") else (8,)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL server; for tests that need it by `@pytest.mark.needs("postgres")`."""

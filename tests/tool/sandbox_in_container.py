@@ -1,7 +1,7 @@
 """Runs the hostile suite on the process backend where it stands, without pytest, and prints what it saw as JSON.
 
-test_sandbox_container.py starts it inside a default container: `python3 sandbox_in_container.py`, with the repository
-and an environment's packages on PYTHONPATH.
+test_sandbox_container.py starts it inside a default container, with the repository and an environment's packages on
+PYTHONPATH: `python3 sandbox_in_container.py 1 8`, once one by one, then 8 at a time.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ async def refusal() -> str:
     return ""
 
 
-async def observe() -> bytes:
+async def observe(passes: list[int]) -> bytes:
     refused = await refusal()
-    report = await examine(lambda: ProcessBackend(ProcessConfig(minimum_tier="restricted")), CASES)
+    report = await examine(lambda: ProcessBackend(ProcessConfig(minimum_tier="restricted")), CASES, passes)
     return msgspec.json.encode({"refusal": refused, "report": report})
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(asyncio.run(observe()))
+    sys.stdout.buffer.write(asyncio.run(observe([int(word) for word in sys.argv[1:]])))

@@ -16,7 +16,7 @@ def turnwire(*arguments: object) -> list[str]:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(turnwire(*arguments), capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
+    return subprocess.run(turnwire(*arguments), capture_output=True, text=True, timeout=550, check=False, cwd=ROOT)
 
 
 def run_and_act(at: str, act: Callable[[subprocess.Popen[str]], None], *arguments: object) -> tuple[int, list[str]]:
