@@ -44,7 +44,7 @@ def _docker() -> str:
     is accepted here: it is the tests' own code that runs."""
 
     async def probe() -> None:
-        engine = Engine(endpoint_of(DockerConfig()), creations=1, seconds=10)
+        engine = Engine(endpoint_of(DockerConfig()), creations=1, seconds=60)
         try:
             await engine.connect()
             await engine.call(engine.client.inspect_image, DEFAULT_IMAGE)
