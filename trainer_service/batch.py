@@ -96,13 +96,18 @@ class SequenceBatch:
             matrix[number, : sequence.response_length] = row[sequence.prompt_length :]
         return torch.from_numpy(matrix)
 
-    def micro_batches(self, rows: Sequence[int], tokens: int, device: torch.device) -> list[MicroBatch]:
-        """The given rows (those with a sampled token), longest first, at most `tokens` padded tokens in each piece."""
+    def micro_batches(
+        self, rows: Sequence[int], tokens: int, device: torch.device, shares: int = 1
+    ) -> list[MicroBatch]:
+        """The given rows (those with a sampled token), longest first, at most `tokens` padded tokens in each piece, and
+        at most as many rows as each of `shares` ranks has to do.
+        """
         lengths = {row: self.sequences[row].input_length for row in rows if self.sequences[row].sampled_tokens}
         order = sorted(lengths, key=lambda row: -lengths[row])
+        most = -(-len(order) // shares)
         pieces: list[list[int]] = []
         for row in order:
-            if pieces and lengths[pieces[-1][0]] * (len(pieces[-1]) + 1) <= tokens:
+            if pieces and len(pieces[-1]) < most and lengths[pieces[-1][0]] * (len(pieces[-1]) + 1) <= tokens:
                 pieces[-1].append(row)
             else:
                 pieces.append([row])

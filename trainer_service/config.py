@@ -32,6 +32,8 @@ class TrainerServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     runs_folder: where each run gets a folder of its own.
     resume: whether a run that was live when the service ended goes on by itself once the service is back. Else it has
         failed (or, where the service was told to end, stopped) until someone starts it again.
+    rank_timeout_seconds: of several processes (torchrun), how long one may keep the others waiting within an update
+        before the service ends: more than the slowest micro-batch takes.
     """
 
     server: ServerConfig = ServerConfig()
@@ -40,6 +42,7 @@ class TrainerServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     client: ConnectionSecurity = PLAINTEXT
     runs_folder: str = "runs"
     resume: bool = False
+    rank_timeout_seconds: Seconds = 600.0
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

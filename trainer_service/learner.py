@@ -3,6 +3,9 @@ thread.
 
 `learn` leaves no trace of what it was not given: trajectories that infrastructure failed are not among its rows, so
 they are in neither the loss nor a group's baseline.
+
+Of several ranks (see `ranks`) each knows the whole batch and computes its share of the micro-batches; what they find is
+added up, so that the update is that of one process.
 """
 
 from __future__ import annotations
@@ -13,17 +16,21 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from trainer_service import algorithms, names
 from trainer_service.batch import MicroBatch, SequenceBatch, TokenSequence
 from trainer_service.config import AlgorithmConfig, OptimizerConfig, RunConfig
 from trainer_service.policy import Policy
+from trainer_service.ranks import ALONE, Ranks, building, together
+from trainer_service.sharding import spread_optimizer, whole_optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +66,24 @@ def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
     return config.learning_rate * (config.final_fraction + (1 - config.final_fraction) * falling)
 
 
+def build(config: RunConfig, path: Path | None = None, ranks: Ranks = ALONE) -> Learner:
+    """Policy, reference and optimizer of a run, on every rank. `path`: the policy of a checkpoint."""
+    with building(ranks, config, path):
+        if config.training.threads is not None:
+            torch.set_num_threads(config.training.threads)
+        torch.manual_seed(config.seed)
+        return Learner(config, Policy(config.model, path, ranks))
+
+
 class Learner:
     """Policy, reference and optimizer of a run."""
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:
         self._config = config
         self._algorithm: AlgorithmConfig = config.algorithm
-        self.policy = policy
+        self.policy, self.ranks = policy, policy.ranks
         self._loss = algorithms.PolicyLoss(config.algorithm)
-        self._reference = Policy(config.model) if config.algorithm.kl.coefficient > 0 else None
+        self._reference = Policy(config.model, ranks=self.ranks) if config.algorithm.kl.coefficient > 0 else None
         if self._reference is not None:
             self._reference.model.requires_grad_(False)
         settings = config.optimizer
@@ -80,8 +96,11 @@ class Learner:
         )
         self.steps_done = 0
 
+    @together("learn")
     def learn(self, experience: Experience) -> Learned:
         """Update the policy on a batch, once or more."""
+        if self.ranks.rank:  # rank 0's random state is in the checkpoints; the others' follows from the step
+            torch.manual_seed((self._config.seed << 32) + self.steps_done * self.ranks.size + self.ranks.rank)
         times: dict[str, float] = defaultdict(float)
         batch = SequenceBatch(experience.sequences)
         prepared = self._prepare(batch, experience, times)
@@ -151,16 +170,23 @@ class Learner:
         started = time.perf_counter()
         logprobs_BR = torch.zeros_like(batch.mask_BR)
         squares_BR = torch.zeros_like(batch.mask_BR) if squared else None
-        for micro in self._micro_batches(batch, range(len(batch.sequences))):
+        for micro, counts in self._micro_batches(batch, range(len(batch.sequences))):
             values = policy.values(micro, self._config.rollout.sampling.temperature, squared=squared)
+            if not counts:
+                continue
             micro.gather_into(logprobs_BR, values.logprobs)
             if squares_BR is not None and values.sum_pi_squared is not None:
                 micro.gather_into(squares_BR, values.sum_pi_squared)
+        self.ranks.add_up(logprobs_BR)
+        if squares_BR is not None:
+            self.ranks.add_up(squares_BR)
         times["forward"] += time.perf_counter() - started
         return logprobs_BR, squares_BR
 
-    def _micro_batches(self, batch: SequenceBatch, rows: Sequence[int]) -> list[MicroBatch]:
-        return batch.micro_batches(rows, self._config.training.tokens_per_micro_batch, self.policy.device)
+    def _micro_batches(self, batch: SequenceBatch, rows: Sequence[int]) -> list[tuple[MicroBatch, bool]]:
+        """This rank's, each with whether it counts: see `Ranks.deal`."""
+        tokens = self._config.training.tokens_per_micro_batch
+        return self.ranks.deal(batch.micro_batches(rows, tokens, self.policy.device, shares=self.ranks.size))
 
     # -- the update
 
@@ -178,10 +204,12 @@ class Learner:
             rows=len(rows),
             longest=max(batch.sequences[row].response_length for row in rows),
         )
-        total = 0.0
-        for micro in self._micro_batches(batch, rows):
+        total, found = 0.0, []
+        for micro, counts in self._micro_batches(batch, rows):
             started = time.perf_counter()
             loss, seen = self._micro_loss(micro, batch, prepared)
+            if not counts:  # it has its part in the collectives, and none in the result
+                loss, seen = loss * 0.0, {}
             self._wait()
             middle = time.perf_counter()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -190,10 +218,12 @@ class Learner:
             times["backward"] += time.perf_counter() - middle
             total += float(loss.detach())
             weight = float(micro.slice(batch.mask_BR).sum())
-            for name, value in seen.items():
-                metrics[name].append((value, weight))
+            found += [(name, value, weight) for name, value in seen.items()]
         started = time.perf_counter()
-        metrics["loss"].append((total, 1.0))
+        parts = self.ranks.gather((total, found))
+        for name, value, weight in (entry for _, found in parts for entry in found):
+            metrics[name].append((value, weight))
+        metrics["loss"].append((sum(total for total, _ in parts), 1.0))
         self._apply(metrics)
         times["optimizer"] += time.perf_counter() - started
 
@@ -203,7 +233,11 @@ class Learner:
         rate = learning_rate(settings, self.steps_done, steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), settings.gradient_clip or math.inf)
+        parameters = self.policy.parameters()
+        norm = torch.nn.utils.get_total_norm([item.grad for item in parameters if item.grad is not None])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        torch.nn.utils.clip_grads_with_norm_(parameters, settings.gradient_clip or math.inf, norm)
         finite = bool(torch.isfinite(norm))
         if finite:
             self.optimizer.step()
@@ -249,17 +283,25 @@ class Learner:
 
     # -- for checkpoints
 
+    @together("state")
     def state(self) -> dict[str, Any]:
-        """Optimizer, its step count, random state; the weights are the policy's."""
-        state = {"optimizer": self.optimizer.state_dict(), "steps_done": self.steps_done, "rng": torch.get_rng_state()}
+        """Optimizer, its step count, random state; the weights are the policy's. The same for any number of ranks."""
+        state = {
+            "optimizer": whole_optimizer(self.optimizer),
+            "steps_done": self.steps_done,
+            "rng": torch.get_rng_state(),
+        }
         if self.policy.device.type == "cuda":
             state["cuda_rng"] = torch.cuda.get_rng_state(self.policy.device)
         return state
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.steps_done = int(state["steps_done"])
+    @together("restore", send=False)
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Continue from `state`, which other ranks than 0 do not have."""
+        spread_optimizer(self.optimizer, state and state["optimizer"], self.ranks)
+        self.steps_done = self.ranks.from_first(lambda: int(state["steps_done"]) if state else 0)
+        if state is None:
+            return
         torch.set_rng_state(state["rng"])
         if self.policy.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], self.policy.device)

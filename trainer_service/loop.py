@@ -28,9 +28,9 @@ from trainer_service.experience import Selection, select
 from trainer_service.files import write_json
 from trainer_service.groups import Failed, Group, GroupFeed, Judged, evaluate
 from trainer_service.judging import Judge
-from trainer_service.learner import Learned, Learner
-from trainer_service.policy import Policy
+from trainer_service.learner import Learned, build
 from trainer_service.publisher import UNREACHABLE, WeightPublisher
+from trainer_service.ranks import ALONE, Ranks
 from trainer_service.record import RunRecord
 from trainer_service.rollouts import RolloutPool
 from trainer_service.telemetry import Standing
@@ -60,9 +60,12 @@ class TrainingRun:
         *,
         tool_target: str = "",
         tool_security: ConnectionSecurity = PLAINTEXT,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`tool_target`: where rewards that call a tool find the tool service; `tool_security`: how they know it."""
-        self._tool_target, self._tool_security = tool_target, tool_security
+        """`tool_target`: where rewards that call a tool find the tool service; `tool_security`: how they know it.
+        `ranks`: the processes that train together; None: this one alone.
+        """
+        self._tool_target, self._tool_security, self._ranks = tool_target, tool_security, ranks or ALONE
         self._id, self._config, self._folder, self._client, self._events = run_id, config, folder, rollout, events
         self._threads = ThreadPoolExecutor(1, "training", _set_threads, (config.training.threads,))
         self._stopping = asyncio.Event()
@@ -201,6 +204,10 @@ class TrainingRun:
         held_out = await asyncio.to_thread(load_sources, config.data, "eval", config.tools)
         self._evaluation_tasks = evaluation_tasks(held_out, config.evaluation.tasks)
         await self._compute(self._build, path)
+        rows = config.training.prompts_per_step * config.rollout.group_size // config.algorithm.mini_batches
+        if self._ranks.size > rows:
+            text = f"{self._ranks.size} ranks share {rows} trajectories of an optimizer step: some compute in vain"
+            self._events.notify(f"warning: {text}")
         self._publisher = WeightPublisher(
             self._client,
             self._policy,
@@ -229,10 +236,9 @@ class TrainingRun:
 
     def _build(self, checkpoint: Path | None) -> None:
         """In the worker thread: model, optimizer, random state."""
-        torch.manual_seed(self._config.seed)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(self._config.model.path)
-        self._policy = Policy(self._config.model, checkpoint / "model" if checkpoint else None)
-        self._learner = Learner(self._config, self._policy)
+        self._learner = build(self._config, checkpoint / "model" if checkpoint else None, self._ranks)
+        self._policy = self._learner.policy
         if checkpoint is not None:
             self._learner.restore(torch.load(checkpoint / "learner.pt", weights_only=True))
 

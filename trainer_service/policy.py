@@ -22,6 +22,8 @@ from transformers import AutoModelForCausalLM
 
 from trainer_service.batch import MicroBatch
 from trainer_service.config import ModelConfig
+from trainer_service.ranks import ALONE, Ranks, together
+from trainer_service.sharding import shard, whole, whole_model
 from turnwire.errors import ConfigError, Problem
 from turnwire.torch_weights import policy_tensors
 
@@ -47,27 +49,44 @@ def choose_device(name: str) -> torch.device:
 
 
 class Policy:
-    """A causal language model on one device."""
+    """A causal language model, on one device or sharded over the devices of all ranks."""
 
-    def __init__(self, config: ModelConfig, path: Path | None = None) -> None:
-        """Load from `path`, or from where the config says. Raises ConfigError if there is no such model."""
-        source = str(path or config.path)
+    def __init__(self, config: ModelConfig, path: Path | None = None, ranks: Ranks = ALONE) -> None:
+        """Load from `path`, or from where the config says; rank 0 does. Raises ConfigError where there is no model."""
+        self.ranks = ranks
         self.device = choose_device(config.device)
         computes = {"auto": torch.bfloat16 if self.device.type == "cuda" else torch.float32}
         self.dtype = computes.get(config.dtype) or getattr(torch, config.dtype)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                source, dtype=torch.float32, attn_implementation=config.attention
-            )
-        except (OSError, ValueError, ImportError) as error:
-            raise ConfigError([Problem("model.path", f"cannot load {source!r}: {error}")], "run") from error
-        self.model: Any = model.to(self.device)
+        self.model: Any = self._load(config, str(path or config.path))
         self.model.config.use_cache = False
         # Dropout would make the logprobs of the update differ from those of sampling: the model stays in eval mode,
         # except where gradient checkpointing, which transformers ties to training mode, asks for it.
         self.model.train(config.gradient_checkpointing)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
+
+    def _load(self, config: ModelConfig, source: str) -> Any:
+        options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attention}
+
+        def load() -> Any:
+            try:
+                return AutoModelForCausalLM.from_pretrained(source, **options)
+            except (OSError, ValueError, ImportError) as error:
+                raise ConfigError([Problem("model.path", f"cannot load {source!r}: {error}")], "run") from error
+
+        if self.ranks.size == 1:
+            return load().to(self.device)
+        loaded: list[Any] = []
+
+        def load_first() -> Any:
+            loaded.append(load())
+            return loaded[0].config
+
+        described = self.ranks.from_first(load_first)
+        with torch.device("meta"):
+            model = loaded[0] if loaded else AutoModelForCausalLM.from_config(described, **options)
+        shard(model, self.ranks, self.device)
+        return model
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """What is trained."""
@@ -99,6 +118,7 @@ class Policy:
             micro.scatter(logprobs), micro.scatter(entropy), None if squares is None else micro.scatter(squares)
         )
 
+    @together("policy.score")
     @torch.no_grad()
     def score(self, sequences: Sequence[npt.NDArray[np.integer[Any]]]) -> list[npt.NDArray[np.float32]]:
         """Logprobs at temperature 1 of each token given those before it: float32 [T - 1] a sequence, as the engine's
@@ -112,15 +132,21 @@ class Policy:
             result.append((-functional.cross_entropy(logits, ids[0, 1:], reduction="none")).cpu().numpy())
         return result
 
+    @together("policy.export")
     def export(self) -> dict[str, Tensor]:
         """The weights on the CPU, tied ones once, in the type the model computes in. They may share memory with the
-        model: copy what must outlive the next update."""
+        model: copy what must outlive the next update. Other ranks than 0 get their names alone."""
         tensors = policy_tensors(self.model)
         return {
-            name: tensor.to("cpu", self.dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
+            name: whole(tensor.to(self.dtype if tensor.is_floating_point() else tensor.dtype)).to("cpu").contiguous()
             for name, tensor in tensors.items()
         }
 
     def save(self, folder: Path) -> None:
         """Write a transformers checkpoint, in float32."""
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(folder, state_dict=self.state())
+
+    @together("policy.state")
+    def state(self) -> dict[str, Tensor]:
+        """The model's state, in float32; other ranks than 0 get its names alone."""
+        return whole_model(self.model)

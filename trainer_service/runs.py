@@ -38,6 +38,7 @@ from turnwire.v1 import trainer_pb2 as pb
 
 if TYPE_CHECKING:
     from trainer_service.loop import TrainingRun
+    from trainer_service.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,9 @@ class Run:
 class Runs:
     """All runs of a folder."""
 
-    def __init__(self, config: TrainerServiceConfig) -> None:
+    def __init__(self, config: TrainerServiceConfig, ranks: Ranks | None = None) -> None:
+        """`ranks`: the processes that train together; None: this one alone."""
+        self._ranks = ranks
         self._folder = Path(config.runs_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._rollout_target, self._tool_target, self._client = config.rollout_target, config.tool_target, config.client
@@ -229,6 +232,7 @@ class Runs:
                     run.events,
                     tool_target=self._tool_target,
                     tool_security=self._client,
+                    ranks=self._ranks,
                 )
                 run.set_state(pb.RUN_STATE_RUNNING)
                 if run.stopping:  # asked for while it was loading

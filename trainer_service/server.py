@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -15,6 +15,9 @@ from turnwire.errors import InvalidRequestError
 from turnwire.serving import Server
 from turnwire.v1 import trainer_pb2 as pb
 from turnwire.v1 import trainer_pb2_grpc
+
+if TYPE_CHECKING:
+    from trainer_service.ranks import Ranks
 
 SERVICE_NAME = "turnwire.v1.TrainerService"
 
@@ -64,10 +67,13 @@ def _run_id(request: pb.StartRunRequest | pb.WatchRunRequest | pb.GetRunRequest 
     return request.run_id
 
 
-def create_server(config: TrainerServiceConfig) -> tuple[Server, Runs]:
-    """A server that is not started, and its runs, to be closed at the end. Call it where the event loop runs."""
+def create_server(config: TrainerServiceConfig, ranks: Ranks | None = None) -> tuple[Server, Runs]:
+    """A server that is not started, and its runs, to be closed at the end. Call it where the event loop runs.
+
+    `ranks`: the processes that work together, seen from rank 0; None: this one alone.
+    """
     server = Server(config.server, [SERVICE_NAME])
-    runs = Runs(config)
+    runs = Runs(config, ranks)
     if server.metrics is not None:
         server.metrics.export(lambda: state(runs))
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(TrainerServicer(runs), server.grpc)
