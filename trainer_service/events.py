@@ -14,6 +14,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from trainer_service.files import AppendFile
+from turnwire.errors import TurnwireError
 from turnwire.v1 import trainer_pb2 as pb
 
 
@@ -40,6 +41,7 @@ class EventLog:
         self._waking: set[asyncio.Task[None]] = set()
         self.live = False
         """Whether more may come."""
+        self._cut: TurnwireError | None = None
 
     def emit(self, **event: Any) -> None:
         """Append one event: `emit(notice=pb.Notice(text="…"))`."""
@@ -71,17 +73,24 @@ class EventLog:
         self.live = live
         self._wake()
 
+    def cut(self, error: TurnwireError) -> None:
+        """More will come, but not from this process: those who watch get `error` after the last event."""
+        self._cut = error
+        self._wake()
+
     async def watch(self, first: int) -> AsyncIterator[pb.WatchRunResponse]:
-        """Events from number `first` on, then new ones until the run has ended."""
+        """Events from number `first` on, then new ones until the run has ended. Raises what `cut` was given."""
         position = max(0, first - 1)
         while True:
             while position < len(self._events):
                 yield self._events[position]
                 position += 1
+            if self._cut is not None:
+                raise self._cut
             if not self.live:
                 return
             async with self._new:
-                while position >= len(self._events) and self.live:
+                while position >= len(self._events) and self.live and self._cut is None:
                     await self._new.wait()
 
     def _wake(self) -> None:

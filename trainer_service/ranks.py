@@ -28,6 +28,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from turnwire.errors import ConfigError, InternalError, Problem, TurnwireError
 
@@ -171,8 +173,7 @@ class Ranks:
 
 def _no_longer(command: str, reason: str) -> RanksError:
     return RanksError(
-        f"the ranks of the trainer service no longer work together (at `{command}`: {reason}). The service ends; "
-        "start it again, then the run, to go on from its last checkpoint"
+        f"the ranks of the trainer service no longer work together (at `{command}`: {reason}), and the service ends"
     )
 
 
@@ -213,6 +214,16 @@ def building(ranks: Ranks, *arguments: Any) -> contextlib.AbstractContextManager
     return ranks.command(_BUILD, arguments)
 
 
+def _meet(backend: str, timeout: timedelta) -> None:
+    """Make the default process group. torchrun's own store outlives the processes: after `--max-restarts` has started
+    them again the addresses of the former ones are still in it, where torch would look for those of the new ones.
+    """
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+
+
 def join(timeout_seconds: float) -> Ranks:
     """Meet the other processes that torchrun started. Raises ConfigError where this is not what torchrun starts, or
     where GPUs are shared.
@@ -223,7 +234,7 @@ def join(timeout_seconds: float) -> Ranks:
     gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
     if local < gpus:
         torch.cuda.set_device(local)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(seconds=timeout_seconds))
+    _meet("cpu:gloo,cuda:nccl" if gpus else "gloo", timedelta(seconds=timeout_seconds))
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=_FOREVER))
     owns = ranks.gather(local < gpus)
     if any(owns) and not all(owns):

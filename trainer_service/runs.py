@@ -31,6 +31,7 @@ from turnwire.errors import (
     InvalidRequestError,
     NotFoundError,
     TurnwireError,
+    UnavailableError,
     WrongOrderError,
 )
 from turnwire.telemetry import logs
@@ -218,7 +219,7 @@ class Runs:
         run.job = asyncio.create_task(self._work(run, config))
 
     async def _work(self, run: Run, config: RunConfig) -> None:
-        """The life of a run; ends in exactly one of FINISHED, STOPPED, FAILED."""
+        """The life of a run; ends in exactly one of FINISHED, STOPPED, FAILED, or with the service: see `_leave`."""
         logs.run_id.set(run.file.run_id)
         try:
             # torch and verl take seconds to load: not before there is a run, and not on the event loop.
@@ -245,6 +246,11 @@ class Runs:
             cause = _first_cause(error)
             known = isinstance(cause, TurnwireError)
             state, detail = pb.RUN_STATE_FAILED, str(cause) if known else f"{type(cause).__name__}: {cause}"
+            if self._ranks is not None and self._ranks.broken:
+                if self._resume and (run.file.interrupted or not run.stopping):
+                    _leave(run, detail)
+                    return
+                detail += "; once it is back, start the run again to go on from its last checkpoint"
             logger.error("run %s failed: %s", run.file.run_id, detail, exc_info=not known)  # noqa: TRY400 - ours is expected
         run.file.error, run.file.ended_at = (detail if state == pb.RUN_STATE_FAILED else ""), time.time()
         run.file.interrupted = run.file.interrupted and state == pb.RUN_STATE_STOPPED
@@ -273,6 +279,13 @@ class Runs:
             if run.live:
                 run.file.interrupted = not run.stopping
                 await self.stop(run.file.run_id)
+
+
+def _leave(run: Run, reason: str) -> None:
+    """As where the service is killed: what is written says that the run is live, and its watchers come again."""
+    logger.error("run %s is interrupted: %s", run.file.run_id, reason)
+    run.events.notify(f"{reason}; once it is back, the run goes on from its last checkpoint")
+    run.events.cut(UnavailableError(reason))
 
 
 def _changed(run: Run, config: RunConfig) -> bool:

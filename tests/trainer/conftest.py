@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from service_processes import ServiceForker
 
 TINY_POLICY = Path(__file__).parents[2] / "examples" / "tiny_policy" / "model"
 
@@ -39,3 +44,21 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(TINY_POLICY / name, folder / name)
     return folder
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceForker]:
+    """Starts services as processes."""
+    from service_processes import ServiceForker  # noqa: PLC0415 - found by the path that is set above
+
+    with ServiceForker(tmp_path_factory.mktemp("services")) as forker:
+        yield forker
+
+
+@pytest.fixture(scope="module")
+def rollout(forker: ServiceForker, model_path: Path) -> str:
+    """The address of a rollout service with tools, for all runs in turn."""
+    from service_processes import rollout_values, tool_values  # noqa: PLC0415 - as above
+
+    tools = forker.start("tool_service", tool_values())
+    return forker.start("rollout_service", rollout_values(model_path, tools.address)).address

@@ -17,23 +17,37 @@ from typing import Any, Literal
 import yaml
 
 
+def tool_values(port: int = 0) -> dict[str, Any]:
+    """Of a tool service's config."""
+    return {"server": {"port": port}, "sandbox": {"pool": {"ready": 1}}, "sessions": {"lease_seconds": 1}}
+
+
+def rollout_values(model: Path, tools: str, port: int = 0) -> dict[str, Any]:
+    """Of a rollout service's config."""
+    return {"server": {"port": port}, "tool_target": tools, "engine": {"model": str(model), "threads": 1}}
+
+
 @dataclass(frozen=True)
 class Death:
-    """Where a service kills itself: before or after call number `call` of `function`, as `module:Class.method`."""
+    """Where a service kills itself: before or after call number `call` of `function`, as `module:Class.method`.
+
+    rank: of several the one that does it, and not again when torchrun has started it once more.
+    """
 
     function: str
     call: int = 1
     when: Literal["before", "after"] = "after"
+    rank: int = 0
 
     def __str__(self) -> str:
         return f"{self.when} call {self.call} of {self.function.rpartition(':')[2]}"
 
 
 class ServiceProcess:
-    """A service that serves at `address`."""
+    """A service that serves at `address`. `config`: the file that it reads when it starts."""
 
-    def __init__(self, pid: int, address: str) -> None:
-        self.address = address
+    def __init__(self, pid: int, address: str, config: Path) -> None:
+        self.address, self.config = address, config
         self._handle = os.pidfd_open(pid)  # a number could be another process's by now
 
     @property
@@ -48,6 +62,14 @@ class ServiceProcess:
             await ended.wait()
         finally:
             loop.remove_reader(self._handle)
+
+    def rank(self, number: int) -> ServiceProcess:
+        """One of several, as they are now."""
+        return ServiceProcess(int(Path(f"{self.config}.{number}").read_text()), self.address, self.config)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal."""
+        signal.pidfd_send_signal(self._handle, number)
 
     def kill(self) -> None:
         """SIGKILL, if it lives."""
@@ -82,8 +104,12 @@ class ServiceForker:
         self._process.kill()
         self._process.communicate()
 
-    def start(self, service: str, values: Mapping[str, Any], death: Death | None = None) -> ServiceProcess:
-        """Start `python -m SERVICE` with a config of these values; returns when it listens."""
+    def start(
+        self, service: str, values: Mapping[str, Any], death: Death | None = None, *, ranks: int = 1
+    ) -> ServiceProcess:
+        """Start `python -m SERVICE`, by torchrun if it has several ranks, with a config of these values; returns when
+        it listens.
+        """
         stem = f"{len(self._started):03d}-{service}"
         config, log = self.folder / f"{stem}.yaml", self.folder / f"{stem}.log"
         config.write_text(yaml.safe_dump(dict(values)))
@@ -91,6 +117,7 @@ class ServiceForker:
             "service": service,
             "config": str(config),
             "log": str(log),
+            "ranks": ranks,
             "death": asdict(death) if death else None,
         }
         assert self._process.stdin is not None
@@ -99,6 +126,6 @@ class ServiceForker:
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
         assert answer["address"], log.read_text()
-        process = ServiceProcess(**answer)
+        process = ServiceProcess(**answer, config=config)
         self._started.append(process)
         return process

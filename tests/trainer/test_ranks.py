@@ -1,16 +1,11 @@
-"""Several processes under torchrun train as one does, and are one service to those who use it."""
+"""Several processes under torchrun learn what one process learns, and are one service to those who use it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +14,15 @@ import torch
 import yaml
 from learning_ranks import case_config, learn, resume
 from run_files import ledger, steps
-from services import last_state, letters_run, notices, rollout_service, tool_service
+from service_processes import Death, ServiceForker, ServiceProcess
+from services import last_state, letters_run, notices
 
 from trainer_service.ranks import Ranks, join
 from turnwire.client.trainer import TrainerClient
-from turnwire.errors import ConfigError, TurnwireError
+from turnwire.errors import ConfigError
 from turnwire.v1 import trainer_pb2
 
-pytestmark = pytest.mark.timeout(300)
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+pytestmark = pytest.mark.timeout(900)
 
 CORRECTION = {"importance_sampling": "token", "rejection": "seq_mean_k3", "rejection_threshold": 100.0}
 CASES: dict[str, dict[str, Any]] = {
@@ -65,14 +58,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def on_two_ranks(forker: ServiceForker, model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each case, written by two ranks."""
     folder = tmp_path_factory.mktemp("ranks")
-    (folder / "cases.json").write_text(json.dumps(CASES))
-    script = Path(__file__).with_name("learning_ranks.py")
-    command = [*TORCHRUN, str(script), str(model_path), str(folder / "cases.json"), str(folder)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    forker.start("learning_ranks", {"model": str(model_path), "cases": CASES, "output": str(folder)}, ranks=2)
     return folder
 
 
@@ -124,109 +113,6 @@ def test_every_piece_counts_once_and_all_ranks_have_equally_many(pieces: int, si
     assert len({len(share) for share in dealt}) == 1
 
 
-# -- the service
-
-BROKEN = "the ranks of the trainer service no longer work together"
-
-
-class RankedTrainer:
-    """A trainer service of two ranks on a folder of runs. `events`: of the last run that was watched."""
-
-    def __init__(self, process: asyncio.subprocess.Process, client: TrainerClient) -> None:
-        self.process, self._client = process, client
-        self.events: list[trainer_pb2.WatchRunResponse] = []
-
-    async def run(self, run_id: str, values: dict[str, Any], *, until_step: int = 0) -> None:
-        """Start or resume a run, and watch it to its end, or to a step of this process."""
-        await self._client.start_run(run_id, yaml.safe_dump(values))
-        await self.watch(run_id, until_step=until_step)
-
-    async def watch(self, run_id: str, *, until_step: int = 0) -> None:
-        async for event in self._client.watch_run(run_id, len(self.events) + 1):
-            self.events.append(event)
-            if until_step and event.WhichOneof("event") == "step" and event.step.step == until_step:
-                return
-
-    def send(self, number: signal.Signals, *, rank: int) -> None:
-        """A signal to one of the ranks."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (pid,) = (pid for pid in children if f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes())
-        os.kill(int(pid), number)
-
-
-@contextlib.asynccontextmanager
-async def ranked_trainer(rollout: str, folder: Path, log: Path) -> AsyncIterator[RankedTrainer]:
-    """`torchrun --nproc-per-node 2 -m trainer_service`, until SIGTERM to torchrun."""
-    config = folder.parent / "trainer.yaml"
-    values = {"rollout_target": rollout, "runs_folder": str(folder), "rank_timeout_seconds": 15}
-    config.write_text(yaml.safe_dump(values))
-    with log.open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            *(*TORCHRUN, "-m", "trainer_service", "--config", str(config)),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**ENVIRONMENT, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10"},
-        )
-    try:
-        assert process.stdout is not None
-        line = (await process.stdout.readline()).decode()
-        assert line.startswith("listening on "), line
-        async with TrainerClient(line.split()[-1]) as client:
-            yield RankedTrainer(process, client)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
-@pytest.mark.needs("isolated-sandbox")
-async def test_a_run_on_two_ranks_is_stopped_killed_and_resumed_as_on_one(model_path: Path, tmp_path: Path) -> None:
-    values = letters_run(
-        model_path,
-        training={"steps": 6, "prompts_per_step": 2},
-        checkpoint={"every": 2},
-        evaluation={"before": False, "after": False},
-        rollout={"limits": {"max_turns": 2, "max_action_tokens": 16}},
-    )
-    folder = tmp_path / "runs"
-    async with tool_service() as tools, rollout_service(model_path, tools) as (rollout, _):
-        async with ranked_trainer(rollout, folder, tmp_path / "first.log") as trainer:
-            await trainer.run("run", values, until_step=1)
-            trainer.process.terminate()
-            await trainer.watch("run")
-            assert last_state(trainer.events)[0] == "STOPPED"
-        stopped = len(steps(folder / "run"))
-        assert (folder / "run" / "checkpoints" / f"step-{stopped:06d}").is_dir()
-
-        async with ranked_trainer(rollout, folder, tmp_path / "second.log") as trainer:
-            await trainer.run("run", values, until_step=stopped + 1)
-            trainer.send(signal.SIGKILL, rank=1)
-            with contextlib.suppress(TurnwireError):  # the service may be gone before the last event is out
-                await trainer.watch("run")
-            assert await trainer.process.wait() != 0
-        assert f"resumed after step {stopped}" in " ".join(notices(trainer.events))
-        assert BROKEN in (tmp_path / "second.log").read_text()
-
-        async with ranked_trainer(rollout, folder, tmp_path / "third.log") as trainer:
-            weightless = shutil.copytree(model_path, tmp_path / "model", ignore=lambda *_: ["model.safetensors"])
-            await trainer.run("weightless", letters_run(weightless))
-            assert "cannot load" in last_state(trainer.events)[1]
-            trainer.events = []
-            await trainer.run("run", values)
-            assert last_state(trainer.events) == ("FINISHED", "")
-            assert "resumed after step" in " ".join(notices(trainer.events))
-
-            trainer.send(signal.SIGSTOP, rank=1)
-            trainer.events = []
-            with contextlib.suppress(TurnwireError):
-                await trainer.run("hanging", values)
-            trainer.send(signal.SIGCONT, rank=1)  # or torchrun gives it half a minute to end
-            assert await trainer.process.wait() != 0
-        assert BROKEN in (tmp_path / "third.log").read_text()
-    assert [entry["step"] for entry in steps(folder / "run")] == list(range(1, 7))
-    assert len(ledger(folder / "run")) == 6 * 2 * 4
-
-
 def test_a_world_that_torchrun_did_not_make_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -234,3 +120,144 @@ def test_a_world_that_torchrun_did_not_make_is_refused(monkeypatch: pytest.Monke
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="is 4 without LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start several processes"):
         join(1)
+
+
+# -- the service
+
+PATIENCE = 600
+BROKEN = "the ranks of the trainer service no longer work together"
+
+
+def values(model: Path, steps: int) -> dict[str, Any]:
+    """A run of two groups of four a step, with a checkpoint after each second step."""
+    return letters_run(
+        model,
+        training={"steps": steps, "prompts_per_step": 2},
+        checkpoint={"every": 2},
+        evaluation={"before": False, "after": False},
+        rollout={"limits": {"max_turns": 1, "max_action_tokens": 8}},
+    )
+
+
+class RankedTrainer:
+    """`torchrun --nproc-per-node 2 --max-restarts 9 -m trainer_service`, and the events of the run that is watched."""
+
+    def __init__(
+        self, forker: ServiceForker, rollout: str, folder: Path, death: Death | None = None, **settings: Any
+    ) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]  # the service is found again at it
+        self.config = {"server": {"port": port}, "rollout_target": rollout, "runs_folder": str(folder), **settings}
+        self.process: ServiceProcess = forker.start("trainer_service", self.config, death, ranks=2)
+        self.events: list[trainer_pb2.WatchRunResponse] = []
+
+    def configure(self, **settings: Any) -> None:
+        """For when it starts once more."""
+        self.process.config.write_text(yaml.safe_dump({**self.config, **settings}))
+
+    async def start(self, run: dict[str, Any]) -> None:
+        """Start `run`, or go on with it."""
+        async with TrainerClient(self.process.address) as client:
+            await client.wait_until_ready(timeout=PATIENCE)
+            await client.start_run("run", yaml.safe_dump(run))
+
+    async def stop(self) -> None:
+        async with TrainerClient(self.process.address) as client:
+            await client.stop_run("run")
+
+    async def watch(self, *, until_step: int = 0) -> None:
+        """Watch it from where that was left to its end, or to the end of a step, however often the service ends."""
+        async with TrainerClient(self.process.address) as client:
+            async for event in client.watch_run("run", len(self.events) + 1, patience=PATIENCE):
+                self.events.append(event)
+                if until_step and event.WhichOneof("event") == "step" and event.step.step == until_step:
+                    return
+
+    def states(self) -> list[str]:
+        """Of the run, in order."""
+        seen = [event.state.state for event in self.events if event.WhichOneof("event") == "state"]
+        return [trainer_pb2.RunState.Name(state).removeprefix("RUN_STATE_") for state in seen]
+
+
+@pytest.mark.needs("isolated-sandbox")
+@pytest.mark.parametrize(("rank", "told"), [(1, f"{BROKEN} (at `learn`"), (0, "the trainer service ended while")])
+async def test_a_run_goes_on_by_itself_where_a_rank_dies_and_who_watches_it_sees_it_go_on(
+    rank: int, told: str, forker: ServiceForker, rollout: str, model_path: Path, tmp_path: Path
+) -> None:
+    death = Death("trainer_service.learner:Learner.learn", 3, "before", rank)
+    trainer = RankedTrainer(forker, rollout, tmp_path, death, resume=True)
+    await trainer.start(values(model_path, steps=4))
+    await trainer.watch()
+    assert trainer.states() == ["STARTING", "RUNNING", "STARTING", "RUNNING", "FINISHED"]
+    said = " ".join(notices(trainer.events))
+    assert told in said
+    assert "goes on from its last checkpoint" in said
+    assert "resumed after step 2" in said
+    assert [entry["step"] for entry in steps(tmp_path / "run")] == [1, 2, 3, 4]
+    assert len(ledger(tmp_path / "run")) == 4 * 2 * 4
+
+
+@pytest.mark.needs("isolated-sandbox")
+@pytest.mark.parametrize("resume", [False, True])
+async def test_where_nobody_resumes_a_run_or_someone_stopped_it_it_fails_with_its_ranks_until_it_is_started_again(
+    resume: bool, forker: ServiceForker, rollout: str, model_path: Path, tmp_path: Path
+) -> None:
+    """Here a rank hangs, for longer than it may."""
+    trainer = RankedTrainer(forker, rollout, tmp_path, resume=resume, rank_timeout_seconds=5)
+    trainer.configure(rank_timeout_seconds=600)  # for all starts but this one: the machine may be slow
+    first, second = (trainer.process.rank(number) for number in range(2))
+    second.send(signal.SIGSTOP)
+    await trainer.start(values(model_path, steps=1))
+    async with asyncio.TaskGroup() as jobs:
+        if resume:
+            jobs.create_task(trainer.stop())
+        jobs.create_task(trainer.watch())
+    second.send(signal.SIGCONT)  # or torchrun waits for it
+    state, reason = last_state(trainer.events)
+    assert state == "FAILED"
+    assert reason.startswith(BROKEN)
+    assert "start the run again to go on" in reason
+
+    await first.ended()
+    await trainer.start(values(model_path, steps=1))
+    await trainer.watch()
+    assert trainer.states() == ["STARTING", "RUNNING", "FAILED", "STARTING", "RUNNING", "FINISHED"]
+
+
+@pytest.mark.needs("isolated-sandbox")
+async def test_a_model_that_cannot_be_loaded_fails_the_run_and_not_the_service(
+    forker: ServiceForker, rollout: str, model_path: Path, tmp_path: Path
+) -> None:
+    weightless = shutil.copytree(model_path, tmp_path / "model", ignore=lambda *_: ["model.safetensors"])
+    trainer = RankedTrainer(forker, rollout, tmp_path / "runs")
+    await trainer.start(values(weightless, steps=1))
+    await trainer.watch()
+    state, reason = last_state(trainer.events)
+    assert state == "FAILED"
+    assert "cannot load" in reason
+    shutil.copy(model_path / "model.safetensors", weightless)
+    await trainer.start(values(weightless, steps=1))
+    await trainer.watch()
+    assert last_state(trainer.events) == ("FINISHED", "")
+
+
+@pytest.mark.needs("isolated-sandbox")
+async def test_a_run_that_ends_with_the_service_has_a_checkpoint_and_one_process_goes_on_from_it(
+    forker: ServiceForker, rollout: str, model_path: Path, tmp_path: Path
+) -> None:
+    trainer = RankedTrainer(forker, rollout, tmp_path, resume=True)
+    await trainer.start(values(model_path, steps=1000))
+    await trainer.watch(until_step=1)
+    trainer.process.send(signal.SIGTERM)
+    await trainer.watch()
+    assert last_state(trainer.events)[0] == "STOPPED"
+    await trainer.process.ended()
+    done = len(steps(tmp_path / "run"))
+    assert (tmp_path / "run" / "checkpoints" / f"step-{done:06d}").is_dir()
+
+    trainer.process = forker.start("trainer_service", {**trainer.config, "server": {}})
+    await trainer.watch(until_step=done + 1)
+    trainer.process.kill()
+    assert f"resumed after step {done}" in " ".join(notices(trainer.events))
+    assert [entry["step"] for entry in steps(tmp_path / "run")][: done + 1] == [*range(1, done + 2)]

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from run_files import ledger, same_run, steps
-from service_processes import Death, ServiceForker
+from service_processes import Death, ServiceForker, rollout_values, tool_values
 from services import last_state, letters_run, notices, rollout_service
 
 from trainer_service.runs import MOST_DEATHS
@@ -81,14 +80,6 @@ def values(model: Path, max_staleness: int = 0, keep: int = 1) -> dict[str, Any]
     )
 
 
-def rollout_values(model: Path, tools: str, port: int = 0) -> dict[str, Any]:
-    return {"server": {"port": port}, "tool_target": tools, "engine": {"model": str(model), "threads": 1}}
-
-
-def tool_values(port: int = 0) -> dict[str, Any]:
-    return {"server": {"port": port}, "sandbox": {"pool": {"ready": 1}}, "sessions": {"lease_seconds": 1}}
-
-
 class Trainer:
     """A trainer service on a folder of runs, process after process, and the events of its run."""
 
@@ -132,19 +123,6 @@ class Trainer:
                 assert event.sequence == len(self.events) + 1
                 self.events.append(event)
                 self._news.set()
-
-
-@pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceForker]:
-    with ServiceForker(tmp_path_factory.mktemp("services")) as forker:
-        yield forker
-
-
-@pytest.fixture(scope="module")
-def rollout(forker: ServiceForker, model_path: Path) -> str:
-    """A rollout service with tools, for all runs in turn."""
-    tools = forker.start("tool_service", tool_values())
-    return forker.start("rollout_service", rollout_values(model_path, tools.address)).address
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,9 @@ from turnwire.security.config import PLAINTEXT, ConnectionSecurity
 from turnwire.v1 import trainer_pb2
 
 EXIT_STOPPED = 130
+PATIENCE = 300.0
+"""Seconds for which a trainer service that is away is waited for. One that is started again loads torch, and of several
+nodes all must come."""
 RESTARTED = ("tool", "rollout")
 """Services that a run outlives: the trainer waits, retries what was in flight, and goes on."""
 
@@ -151,7 +154,7 @@ async def _run(job: Job, console: Console) -> RunState:
 async def _watch(trainer: TrainerClient, state: RunState, console: Console) -> None:
     view = LiveView(state, console) if console.is_terminal else LogView(state, console)
     with view:
-        async for event in trainer.watch_run(state.run_id):
+        async for event in trainer.watch_run(state.run_id, patience=PATIENCE):
             state.update(event)
             view.updated(event)
 

@@ -1,13 +1,7 @@
-"""A script for torchrun: updates, and what came of them.
-
-`learning_ranks.py MODEL CASES OUTPUT`: rank 0 reads the cases (sections of a run's config, by name) from a JSON file,
-and writes a folder for each: a checkpoint after the first update, and `outcome.pt`.
-"""
+"""Updates, and what came of them: what one process and several ranks are compared by."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +10,7 @@ from trainer_harness import run_config, sequences
 
 from trainer_service.config import RunConfig
 from trainer_service.learner import Experience, build
-from trainer_service.ranks import ALONE, Ranks, join
+from trainer_service.ranks import ALONE, Ranks
 
 REWARDS = [0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.5, 0.0, 0.25]
 
@@ -58,20 +52,3 @@ def learn(config: RunConfig, folder: Path, ranks: Ranks = ALONE) -> None:
     first_metrics = {name: value for name, value in first.metrics.items() if not name.startswith("time/")}
     outcome = {"first": first_metrics, "loss": second.metrics["loss"], "weights": weights}
     torch.save({**outcome, "resumed": resume(config, folder, ranks)}, folder / "outcome.pt")
-
-
-def main() -> None:
-    """As one of torchrun's processes."""
-    model, cases, output = map(Path, sys.argv[1:])
-    ranks = join(60)
-    if ranks.rank:
-        ranks.follow(lambda config, path: build(config, path, ranks))
-        return
-    for name, sections in json.loads(cases.read_text()).items():
-        (output / name).mkdir()
-        learn(case_config(model, sections), output / name, ranks)
-    ranks.end()
-
-
-if __name__ == "__main__":
-    main()
