@@ -20,7 +20,9 @@ from turnwire.config import convert, parse_yaml
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy" / "k8s"
-OVERLAYS = ("cpu", "gpu", "production", "gvisor")
+JOBS = {"cpu": "train", "gpu": "train-gpu", "production": "train-ranks", "gvisor": "train"}
+"""The job of deploy/k8s/jobs that is tested beside an overlay."""
+OVERLAYS = tuple(JOBS)
 WORKLOADS = ("Deployment", "StatefulSet", "Job")
 
 Object = dict[str, Any]
@@ -50,8 +52,7 @@ def rendered(folder: str) -> tuple[Object, ...]:
 
 def cluster(overlay: str) -> tuple[Object, ...]:
     """What is on a cluster with this overlay, and a run as a Job beside it."""
-    job = "train-gpu" if overlay in ("gpu", "production") else "train"
-    return (*rendered(f"overlays/{overlay}"), *rendered(f"jobs/{job}"))
+    return (*rendered(f"overlays/{overlay}"), *rendered(f"jobs/{JOBS[overlay]}"))
 
 
 def of_kind(objects: tuple[Object, ...], *kinds: str) -> list[Object]:

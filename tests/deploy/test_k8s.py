@@ -95,9 +95,10 @@ def test_services_listen_where_their_pods_say(overlay: str) -> None:
             if "grpc" in probe:
                 assert probe["grpc"] == {"port": asked}
             else:
-                assert probe["exec"]["command"][:3] == ["python", "-m", "turnwire.health"]
-                assert probe["exec"]["command"][-1] == f"127.0.0.1:{asked}"
-        assert "--alive" in container["livenessProbe"]["exec"]["command"]  # no sandboxes, no reason for a restart
+                words = " ".join(probe["exec"]["command"])
+                assert "python -m turnwire.health " in words
+                assert words.endswith(f" 127.0.0.1:{asked}")
+        assert "--alive" in " ".join(container["livenessProbe"]["exec"]["command"])  # no sandboxes: no restart
         assert workload.spec["terminationGracePeriodSeconds"] > server.drain_seconds + 15
 
 
@@ -173,12 +174,12 @@ def _selected(objects: tuple[Object, ...], namespace: str, selector: Object) -> 
 def test_every_service_is_headless_and_leads_to_one_workload(overlay: str) -> None:
     objects = cluster(overlay)
     services = of_kind(objects, "Service")
-    assert {item["metadata"]["name"] for item in services} == {"tool", "rollout", "trainer"}
+    assert {item["metadata"]["name"] for item in services} - {"train-ranks"} == {"tool", "rollout", "trainer"}
     for item in services:
         spec = item["spec"]
         assert spec["clusterIP"] == "None"
         (workload,) = _selected(objects, item["metadata"]["namespace"], {"matchLabels": spec["selector"]})
-        named = {port["name"] for container in workload.containers for port in container["ports"]}
+        named = {port["name"] for container in workload.containers for port in container.get("ports", [])}
         assert {port["targetPort"] for port in spec["ports"]} <= named
 
 
@@ -225,13 +226,14 @@ def test_one_engine_and_one_trainer(overlay: str) -> None:
 
 @on_every_overlay
 def test_a_run_goes_on_where_its_pod_has_to_move(overlay: str) -> None:
-    """By itself in the service; by the Job's next pod, which alone starts it, in a Job."""
+    """By itself in the service; by the Job's next pod, which alone starts it, in a Job of one pod. Of several pods the
+    first may stay where another moves."""
     found = {
         workload.name: loaded("trainer.yaml", text).resume
         for workload, container, text in services_with_configs(cluster(overlay))
         if container["name"] == "trainer"
     }
-    assert found == {"trainer": True, "train": False}
+    assert found == {"trainer": True, "train": overlay == "production"}
 
 
 def test_the_autoscaler_owns_the_number_of_tool_pods() -> None:

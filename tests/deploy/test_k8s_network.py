@@ -55,8 +55,9 @@ def _side(objects: tuple[Object, ...], direction: str, own: End, other: End, por
         closed = True
         for rule in spec.get(direction.lower(), []):
             peers = rule["from" if direction == "Ingress" else "to"]
-            ports = {(entry["port"], entry["protocol"]) for entry in rule["ports"]}
-            if (port, protocol) in ports and any(_peer_matches(peer, namespace, other) for peer in peers):
+            ports = {(entry["port"], entry["protocol"]) for entry in rule.get("ports", [])}
+            open_to = not ports or (port, protocol) in ports
+            if open_to and any(_peer_matches(peer, namespace, other) for peer in peers):
                 return True
     return not closed
 
@@ -148,3 +149,21 @@ def test_the_rollout_service_cannot_reach_the_trainer(overlay: str) -> None:
     objects = cluster(overlay)
     found = ends(objects)
     assert not may_talk(objects, found["rollout"], found["trainer"], 50053)
+
+
+@pytest.mark.parametrize("port", [29500, 40000])
+def test_the_pods_of_a_run_on_several_nodes_reach_each_other_on_any_port_and_nobody_else_does(port: int) -> None:
+    objects = cluster("production")
+    found = ends(objects)
+    ranks = found["train"]
+    assert may_talk(objects, ranks, ranks, port)
+    for other in (
+        CLIENT,
+        PROMETHEUS,
+        STRANGER,
+        STRANGER_HERE,
+        OUTSIDE,
+        *(end for end in found.values() if end != ranks),
+    ):
+        assert not _side(objects, "Ingress", ranks, other, port, "TCP"), other
+        assert not _side(objects, "Egress", ranks, other, port, "TCP"), other
