@@ -33,16 +33,26 @@ class Scratch:
             ) from error
 
     def _make(self, sandbox_id: str, uid: int) -> str:
-        if not self._root:
-            self._root = tempfile.mkdtemp(prefix=_PREFIX)
-            os.chmod(self._root, 0o711)  # noqa: S103 - sandboxes of other uids pass through, and cannot list
-            self._lock_fd = os.open(self._root, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        while not self._root:
+            self._lock(tempfile.mkdtemp(prefix=_PREFIX))
         folder = f"{self._root}/{sandbox_id}"
         for path in (folder, f"{folder}/work", f"{folder}/tmp"):  # noqa: S108 - ours
             os.mkdir(path, 0o700)
             os.chown(path, uid, -1)
         return folder
+
+    def _lock(self, root: str) -> None:
+        """Take a new folder for ours. Another service's sweep may come before the lock, and remove it."""
+        try:
+            fd = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not os.path.isdir(root):
+            os.close(fd)
+            return
+        os.chmod(root, 0o711)  # noqa: S103 - sandboxes of other uids pass through, and cannot list
+        self._root, self._lock_fd = root, fd
 
     def retire(self, sandbox_id: str) -> str:
         """Take a dead sandbox's folder out of everybody's reach, at once; its new path, empty if there is none.
@@ -87,7 +97,7 @@ class Scratch:
                 continue  # another user's, or no folder
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_uid == os.geteuid():
+                if os.fstat(fd).st_uid == os.geteuid() and os.path.isdir(path):  # nobody removes it from now on
                     yield path
             except BlockingIOError:
                 continue  # its service lives
