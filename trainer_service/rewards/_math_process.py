@@ -1,23 +1,27 @@
-"""The process behind `math.py`: a line of JSON in, a line of JSON out, under a memory limit."""
+"""The process behind `math.py`: a line of JSON in, a line of JSON out, under limits of memory and of CPU time."""
 
 from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
 
 def main() -> None:
-    """Answer until stdin ends. The first line says that the process is ready."""
-    limit = int(sys.argv[1]) * 1024 * 1024
+    """Answer until stdin ends. The first line says that the process is ready. Arguments: MiB of memory, and seconds of
+    CPU time for each answer."""
+    limit, seconds = int(sys.argv[1]) * 1024 * 1024, float(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     from math_verify import parse, verify  # noqa: PLC0415 - under the limit
 
+    verify(_read("x^2 - 1", parse), _read("(x-1)(x+1)", parse), timeout_seconds=None)  # loads what no answer shall pay
     _say({"ready": True})
     for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, also amid a loop in C
         request = json.loads(line)
         right = [_read(text, parse) for text in request["right"]]
         if not all(right):
