@@ -104,6 +104,8 @@ class Agent:
         except TaskRefusedError as error:
             return Ending(common_pb2.STOP_REASON_INVALID_TASK, error=str(error))
         except TurnwireError as error:
+            if self.directory is not None:
+                self.directory.doubt()
             return Ending(common_pb2.STOP_REASON_INFRA_ERROR, error=f"{type(error).__name__}: {error}")
 
     async def _loop(

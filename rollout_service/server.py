@@ -61,9 +61,11 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         """Load the engine. Raises ConfigError where it cannot run. `metrics`: where the service's are shown."""
         await self._engine.start()
         self._tools = ToolClient(self._config.tool_target, self._config.client) if self._config.tool_target else None
-        directory = ToolDirectory(self._tools) if self._tools is not None else None
+        self._directory = ToolDirectory(self._tools) if self._tools is not None else None
+        if self._directory is not None:
+            await self._directory.start()
         self._metrics = None if metrics is None else RolloutMetrics(metrics)
-        self._agent = Agent(self._engine, self._chat, directory, self._metrics)
+        self._agent = Agent(self._engine, self._chat, self._directory, self._metrics)
         self._admission = Admission(self._config.max_trajectories)
         self._version = (await self._engine.weight_info()).version
         if metrics is not None:
@@ -72,8 +74,12 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
 
     @property
     def trouble(self) -> str:
-        """Why nothing is generated now, if that is so."""
-        return self._engine.info().trouble
+        """Why nothing is generated now, or nothing that uses tools, if that is so."""
+        return self._engine.info().trouble or self._tools_trouble
+
+    @property
+    def _tools_trouble(self) -> str:
+        return "" if self._directory is None else self._directory.trouble
 
     def _state(self) -> Iterable[Metric]:
         return state(self._engine.info(), self._admission, self._config.max_trajectories, self._version)
@@ -86,6 +92,8 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         """End everything."""
         self._inbox.drop()
         await self._engine.close()
+        if self._directory is not None:
+            await self._directory.close()
         if self._tools is not None:
             await self._tools.close()
 
@@ -101,6 +109,8 @@ class RolloutService(rollout_pb2_grpc.RolloutServiceServicer):
         try:
             has_tools = self._tools is not None
             task = parse_task(message, self._config.limits, self._engine.info(), has_tools)
+            if task.tools and self._tools_trouble:
+                raise WrongOrderError(self._tools_trouble)
             return task, self._chat.prompt(task.messages)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"task {message.trajectory_id[:100]!r}: {error.message}") from error

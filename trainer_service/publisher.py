@@ -178,7 +178,7 @@ class WeightPublisher:
                 if self._stopping.is_set() or (isinstance(error, InternalError) and told):
                     raise  # a bug that shows twice is not an accident
                 if not told:
-                    self._notify(f"weights cannot be sent, waiting: {error}")
+                    self._notify(f"weights cannot be sent, waiting: {await self._client.refusal(error) or error}")
                     told = True
                 await asyncio.sleep(delay)
                 delay = min(3.0, delay * 2)

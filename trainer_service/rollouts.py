@@ -237,7 +237,7 @@ class RolloutPool:
                 self._lose_stream()
                 logger.info("lost the rollout service: %s", error)
                 if delay == _FIRST_RECONNECT:
-                    self._notify(f"waiting for the rollout service: {error}")
+                    self._notify(f"waiting for the rollout service: {await self._client.refusal(error) or error}")
                 await asyncio.sleep(delay)
                 delay = min(_LAST_RECONNECT, delay * 2)
             except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must get it

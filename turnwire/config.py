@@ -61,7 +61,8 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     """010 is ten: only 0o and 0x change the base."""
     text = loader.construct_scalar(node)
     if len(text) > _MOST_DIGITS:  # of thousands, Python itself refuses to read some and to show others
-        raise yaml.constructor.ConstructorError(None, None, "the number is too long", node.start_mark)
+        problem = "the number is too long; put it in quotes if it is none"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
     return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
 

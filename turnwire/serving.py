@@ -139,6 +139,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
+        self._trouble = ""
         self._probes: grpc.aio.Server | None = None
         self.port = 0
 
@@ -169,7 +170,7 @@ class Server:
             _listen(self._probes, self._config.host, self._config.probe_port, None, "server.probe_port")
             await self._probes.start()
         await self.grpc.start()
-        await self.set_serving(True)
+        await self.set_serving(not self._trouble)
 
     async def set_serving(self, serving: bool) -> None:
         """What grpc.health.v1 answers."""
@@ -180,14 +181,15 @@ class Server:
     async def follow(self, trouble: Callable[[], str]) -> None:
         """Have grpc.health.v1 answer SERVING while `trouble` is empty; log it when it begins and when it is over. Until
         cancelled."""
-        told = ""
         while True:
-            await asyncio.sleep(HEALTH_SECONDS)
             found = trouble()
-            if bool(found) != bool(told):
-                logger.log(logging.ERROR if found else logging.INFO, "%s", found or f"serving again; it was: {told}")
-                told = found
+            if bool(found) != bool(self._trouble):
+                logger.log(
+                    logging.ERROR if found else logging.INFO, "%s", found or f"serving again; it was: {self._trouble}"
+                )
+                self._trouble = found
                 await self.set_serving(not found)
+            await asyncio.sleep(HEALTH_SECONDS)
 
     async def drain(self) -> None:
         """Take in nothing new: health says NOT_SERVING, and calls that begin something are told to try again."""

@@ -27,7 +27,7 @@ from testcontainers.compose import DockerCompose
 from tool_service.sandbox.docker_container import OWNER
 from tool_service.sandbox.docker_runtime import runc_version
 from turnwire.client import ConnectionSecurity
-from turnwire.client.trainer import ENDED, TrainerClient
+from turnwire.client.trainer import TrainerClient
 from turnwire.v1 import trainer_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,10 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 """
 """Run in a service's container: kill -9 for the service. `docker kill` would tell the engine not to start it again."""
 
+PATIENCE = 600
+"""Seconds, that keep a test of broken code from hanging and decide nothing: a run may have to load torch again, on a
+machine that has other work."""
+
 
 def lack() -> str:
     """Why the stack cannot run here; empty if it can."""
@@ -57,6 +61,13 @@ def lack() -> str:
     return ""
 
 
+def prometheus() -> dict[str, Any]:
+    """What differs from docker-compose.yml: the programs are this machine's (Debian's), in an image that it has."""
+    found = {name: shutil.which(name) for name in ("prometheus", "promtool")}
+    volumes = [f"{path}:/usr/bin/{name}:ro" for name, path in found.items() if path]
+    return {"image": IMAGES[0], "user": "0", "entrypoint": ["/usr/bin/prometheus"], "volumes": volumes}
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -69,7 +80,9 @@ class Stack:
     def __init__(self, folder: Path) -> None:
         self.project = f"turnwire-test-{secrets.token_hex(4)}"
         self.secrets = folder / "secrets"
-        self.port = free_port()
+        self.port, self.prometheus_port = free_port(), free_port()
+        self.override = folder / "override.yml"
+        self.override.write_text(yaml.safe_dump({"services": {"prometheus": prometheus()}}))
         self.engine = docker.from_env()
         socket_path = Path(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
         self.settings = {
@@ -80,7 +93,14 @@ class Stack:
             "TURNWIRE_VERSION": "dev",
             "TURNWIRE_ACCEPT_RUNC": runc_version(self.engine.version()),  # it is the tests' own code that runs
             "TRAINER_PORT": str(self.port),
+            "PROMETHEUS_PORT": str(self.prometheus_port),
         }
+
+    def compose(self, *arguments: str) -> None:
+        """`docker compose`, while the stack is up."""
+        files = ("-f", str(ROOT / "docker-compose.yml"), "-f", str(self.override))
+        done = subprocess.run(["docker", "compose", *files, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
     @contextlib.contextmanager
     def up(self, *services: str) -> Iterator[None]:
@@ -128,6 +148,10 @@ class Stack:
         self.container(service).exec_run(["python", "-c", KILL.replace("NAME", service)])
         eventually(lambda: self.container(service).attrs["RestartCount"] > before)
 
+    def replace(self, service: str) -> None:
+        """As a new version of it is rolled out: it drains and ends, and another container takes its place."""
+        self.compose("up", "--detach", "--no-deps", "--force-recreate", service)
+
     @property
     def network(self) -> Any:
         """That the services share."""
@@ -170,7 +194,7 @@ class Stack:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=PATIENCE,
             check=False,
         )
 
@@ -204,10 +228,10 @@ class WatchedRun:
         return steps[-1] if steps else 0
 
     @property
-    def ended(self) -> bool:
-        """Whether it has."""
-        states = [event.state.state for event in self.events if event.WhichOneof("event") == "state"]
-        return bool(states) and states[-1] in ENDED
+    def infra_failures(self) -> float:
+        """Trajectories that infrastructure failed and that were tried again, since the trainer has started."""
+        steps = [event.step for event in self.events if event.WhichOneof("event") == "step"]
+        return steps[-1].metrics["rollouts/infra_failures"]
 
     def notices(self, first: int = 0) -> str:
         """What people were told, from event number `first` on."""
@@ -218,16 +242,24 @@ class WatchedRun:
         self._watching.cancel()
         await asyncio.wait([self._watching])
 
-    async def _watch(self) -> None:
-        async for event in self.client.watch_run(self.run_id, patience=180):
-            self.events.append(event)
+    async def watch_again(self) -> None:
+        """Once watchers were told that the run has stopped, because the trainer drains."""
+        await self._watching
+        self._watching = asyncio.create_task(self._watch(self.events[-1].sequence + 1))
+
+    async def _watch(self, first: int = 0) -> None:
+        try:
+            async for event in self.client.watch_run(self.run_id, first, patience=PATIENCE):
+                self.events.append(event)
+                self._news.set()
+        finally:
             self._news.set()
 
-    async def until(self, happened: Callable[[], bool], seconds: float = 240) -> None:
+    async def until(self, happened: Callable[[], bool]) -> None:
         """Wait for something that an event tells."""
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(PATIENCE):
             while not happened():
-                assert not self.ended, f"the run has ended: {self.events[-1]}\n{self.notices()}"
+                assert not self._watching.done(), f"the run has ended: {self.events[-1]}\n{self.notices()}"
                 self._news.clear()
                 await self._news.wait()
 
@@ -235,6 +267,12 @@ class WatchedRun:
         """Wait for the run's last step, and then for its end."""
         await self._watching
         assert pb.RunState.Name(self.events[-1].state.state) == "RUN_STATE_FINISHED", self.events[-1]
+
+    async def stop(self) -> int:
+        """End it after its current step; returns that step's number."""
+        await self.client.stop_run(self.run_id, PATIENCE)
+        await self._watching
+        return self.step
 
     async def goes_on(self, steps: int = 2) -> None:
         """Wait for so many more steps than there are."""
@@ -246,7 +284,7 @@ class WatchedRun:
 async def run_in(stack: Stack, run_id: str, config: dict[str, Any] | None = None) -> AsyncIterator[WatchedRun]:
     """A run that is started, if there is a config of it, and watched until the end of the block."""
     async with TrainerClient(f"localhost:{stack.port}", stack.security()) as client:
-        await client.wait_until_ready(60)
+        await client.wait_until_ready(PATIENCE)
         if config is not None:
             await client.start_run(run_id, yaml.safe_dump(config))
         run = WatchedRun(client, run_id)
@@ -256,20 +294,20 @@ async def run_in(stack: Stack, run_id: str, config: dict[str, Any] | None = None
             await run.stop_watching()
 
 
-def demo(steps: int, **training: Any) -> dict[str, Any]:
+def demo(steps: int, prompts: int) -> dict[str, Any]:
     """configs/demo.yaml's run, short."""
     run: dict[str, Any] = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())["run"]
-    run["training"] |= {"steps": steps, **training}
+    run["training"] |= {"steps": steps, "prompts_per_step": prompts}
     run["evaluation"] = {"before": False, "after": False}
     run["checkpoint"] = {"every": 2}
     return run
 
 
-def eventually(true: Callable[[], bool], seconds: float = 120) -> None:
+def eventually(true: Callable[[], bool]) -> None:
     """Wait for what is seen from outside alone."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not true():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.2)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import grpc
 import numpy as np
 from calls import outcome
 from google.protobuf import json_format
+from waiting import PATIENCE, eventually, no_more
 
 from rollout_service.build import build_chat, build_engine
 from rollout_service.chat import Chat
@@ -174,6 +174,7 @@ async def rollouts(
         await service.start(grpc_server.metrics)
         stack.push_async_callback(service.close)
         rollout_pb2_grpc.add_RolloutServiceServicer_to_server(service, grpc_server.grpc)
+        stack.callback(asyncio.create_task(grpc_server.follow(lambda: service.trouble)).cancel)
         await grpc_server.start()
         stack.push_async_callback(grpc_server.stop, 0)
         client = await stack.enter_async_context(RolloutClient(grpc_server.address))
@@ -184,7 +185,7 @@ async def canary(running: Running) -> tuple[str, list[int]]:
     """What another client, on a connection of its own, is served: how a greedy trajectory with a tool ends, and ids."""
     limits = rollout_limits(max_turns=2, max_action_tokens=8)
     task = rollout_task("canary", "q", ["echo"], temperature=0, limits=limits, answer_tags=("<answer>", "</answer>"))
-    async with RolloutClient(running.server.address) as client, asyncio.timeout(30):
+    async with RolloutClient(running.server.address) as client, asyncio.timeout(PATIENCE):
         (trajectory,) = [event async for event in client.run([task]) if isinstance(event, rollout_pb2.Trajectory)]
     check_trajectory(trajectory)
     return reason(trajectory), tokens_of(trajectory)
@@ -201,14 +202,7 @@ async def nothing_left(running: Running) -> AsyncIterator[None]:
     meanwhile = asyncio.create_task(canary(running))
     yield
     assert await meanwhile == running.served
-    more: dict[str, tuple[int, int]] = {}
-    for _ in range(250):
-        after = await _footprint(running)
-        more = {name: (before[name], after[name]) for name in after if after[name] > before[name]}
-        if not more:
-            break
-        await asyncio.sleep(0.02)
-    assert not more, f"left behind (before, after): {more}"
+    after = await no_more(before, lambda: _footprint(running))
     assert [after[name] for name in ("trajectories", "generating", "waiting", "sessions", "sandboxes")] == [0] * 5
 
 
@@ -267,21 +261,22 @@ def data_of(result: rollout_pb2.ToolResult) -> dict[str, Any]:
     return json_format.MessageToDict(result.data)
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait until it holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.005)
-
-
 def script(*actions: str) -> Script:
     """The actions one after the other; the last one again and again."""
     return lambda name, turn: actions[min(turn, len(actions) - 1)]
 
 
 async def no_sessions(running: Running) -> None:
-    """The tool service holds nothing of any trajectory."""
-    async with ToolClient(running.service._config.tool_target) as client, asyncio.timeout(1):
-        while (status := await client.get_status()).sessions_open + status.sessions_leased:  # noqa: ASYNC110 - of a service
-            await asyncio.sleep(0.02)
+    """Wait until the tool service holds nothing of any trajectory."""
+    async with ToolClient(running.service._config.tool_target) as tools:
+        await nothing_open(tools)
+
+
+async def nothing_open(tools: ToolClient) -> None:
+    """The same, of any tool service."""
+
+    async def so() -> bool:
+        status = await tools.get_status()
+        return status.sessions_open + status.sessions_leased == 0
+
+    await eventually(so, pause=0.02)

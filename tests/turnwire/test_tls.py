@@ -16,6 +16,7 @@ import grpc.aio
 import pytest
 from certificates import client, make, serving, tls
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import eventually
 
 import turnwire
 from turnwire.cli import launch
@@ -125,13 +126,6 @@ async def shown(address: str, ca: Path) -> int:
     return await asyncio.to_thread(look)
 
 
-async def eventually(condition: Any) -> None:
-    """Files are looked at once a second."""
-    async with asyncio.timeout(20):
-        while not await condition():  # noqa: ASYNC110 - the other side tells nobody
-            await asyncio.sleep(0.1)
-
-
 async def test_a_changed_certificate_is_shown_without_a_restart_and_calls_that_run_go_on(
     server: Server, folder: Path, foreign: Path
 ) -> None:
@@ -146,7 +140,7 @@ async def test_a_changed_certificate_is_shown_without_a_restart_and_calls_that_r
         async def another() -> bool:
             return await shown(server.address, foreign / "ca.crt") != 0
 
-        await eventually(another)
+        await eventually(another, pause=0.1)
         async with ToolClient(server.address, client(foreign)) as new:
             assert await new.is_healthy()
         await stream.write(tool_pb2.InteractRequest())
@@ -163,7 +157,7 @@ async def test_half_of_a_change_is_not_used(
         assert await shown(server.address, made / "ca.crt") != 0
         return "what they said before stays" in caplog.text
 
-    await eventually(noticed)
+    await eventually(noticed, pause=0.1)
     assert "KEY_VALUES_MISMATCH" in caplog.text
     (folder / "trainer.crt").unlink()
     await asyncio.sleep(1.1)
@@ -173,7 +167,7 @@ async def test_half_of_a_change_is_not_used(
     async def whole() -> bool:
         return await shown(server.address, foreign / "ca.crt") != 0
 
-    await eventually(whole)
+    await eventually(whole, pause=0.1)
 
 
 async def test_a_client_takes_up_its_changed_certificate_with_its_next_call(folder: Path) -> None:
@@ -196,7 +190,7 @@ async def test_a_client_takes_up_its_changed_certificate_with_its_next_call(fold
                 return False
             return True
 
-        await eventually(another)
+        await eventually(another, pause=0.1)
         await stream.write(tool_pb2.InteractRequest())  # on the old connection still
         assert (await stream.read()).HasField("opened")
         await stream.done_writing()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -19,6 +18,7 @@ import grpc.aio
 import pytest
 from certificates import add_token, client, make, serving, tls
 from commands import ROOT
+from waiting import PROGRAM, eventually
 
 from turnwire.client import ConnectionSecurity, RolloutClient, ToolClient, TrainerClient, open_channel
 from turnwire.errors import ConfigError, PermissionDeniedError, TurnwireError, UnauthenticatedError
@@ -168,13 +168,6 @@ async def test_every_client_raises_the_refusal_as_its_class(server: Server, fold
                         pass
 
 
-async def eventually(condition: Any) -> None:
-    """Files are looked at once a second."""
-    async with asyncio.timeout(20):
-        while not await condition():  # noqa: ASYNC110 - the other side tells nobody
-            await asyncio.sleep(0.1)
-
-
 async def test_tokens_come_and_go_without_a_restart(
     server: Server, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,14 +184,17 @@ async def test_tokens_come_and_go_without_a_restart(
             return call
 
         file.write_text("".join(line for line in whole.splitlines(keepends=True) if "name: viewer" not in line))
-        await eventually(lambda: may(call=False))
+        await eventually(lambda: may(call=False), pause=0.1)
         file.write_text(whole)
-        await eventually(lambda: may(call=True))
+        await eventually(lambda: may(call=True), pause=0.1)
 
         file.write_text("a-broken-file-that-holds-hunter2")
-        await asyncio.sleep(1.1)
-        await viewer.get_status()
-        assert "what they said before stays" in caplog.text
+
+        async def noticed() -> bool:
+            await viewer.get_status()
+            return "what they said before stays" in caplog.text
+
+        await eventually(noticed, pause=0.1)
         assert "hunter2" not in caplog.text
 
 
@@ -215,7 +211,7 @@ async def test_a_client_shows_its_new_token_with_the_next_call_after_a_change(se
                 return False
             return True
 
-        await eventually(allowed)
+        await eventually(allowed, pause=0.1)
 
 
 DIGEST = hashlib.sha256(b"x").hexdigest()
@@ -236,6 +232,8 @@ DIGEST = hashlib.sha256(b"x").hexdigest()
         (f"- {{name: '', role: admin, sha256: {DIGEST}}}", "name"),
         (f"- {{name: a, role: [admin], sha256: {DIGEST}}}", "no role"),
         ("- {name: a, role: admin, sha256: 7}", "64 hexadecimal"),
+        (f"- {{name: a, role: admin, sha256: {'7' * 64}}}", "64 hexadecimal digits in quotes"),
+        (f"- {{name: a, role: admin, sha256: 12e{'7' * 61}}}", "64 hexadecimal digits in quotes"),
         (f"- &a {{name: a, role: admin, sha256: {DIGEST}}}\n- {{name: b, role: tool, sha256: {DIGEST}}}", "same token"),
         (
             f"- {{name: a, role: tool, sha256: {DIGEST}}}\n- {{name: a, role: tool, sha256: {DIGEST[::-1]}}}",
@@ -289,7 +287,7 @@ def turnwire_tools(address: str, *options: str, **environment: str) -> subproces
     """`turnwire tools --target`, with the options or the environment."""
     command = [sys.executable, "-m", "turnwire.cli", "tools", "--json", "--target", address, *options]
     return subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=PROGRAM, check=False, cwd=ROOT
     )
 
 

@@ -24,13 +24,16 @@ from google.protobuf import duration_pb2, struct_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from turnwire.client.handshake import why_refused
 from turnwire.client.secured import SecuredChannel
 from turnwire.errors import (
     ConfigError,
     DeadlineError,
     InvalidRequestError,
+    PermissionDeniedError,
     Problem,
     TurnwireError,
+    UnauthenticatedError,
     UnavailableError,
     error_class,
 )
@@ -140,7 +143,7 @@ def translate(error: FailedCall, peer: str = "") -> TurnwireError:
     if problems:
         return ConfigError(problems, details.partition("\n")[0].rpartition(": ")[0] or "config")
     kind = error_class(error.code())
-    if peer and issubclass(kind, UnavailableError | DeadlineError):
+    if peer and issubclass(kind, UnavailableError | DeadlineError | UnauthenticatedError | PermissionDeniedError):
         details = f"{peer}: {details}"
     return kind(details, retry_after=retry_after)
 
@@ -209,7 +212,7 @@ class ServiceClient:
 
     def __init__(self, target: str | grpc.aio.Channel, security: ConnectionSecurity = PLAINTEXT) -> None:
         self._owns_channel = isinstance(target, str)
-        self.target = target if isinstance(target, str) else ""
+        self.target, self._security = target if isinstance(target, str) else "", security
         self.channel = open_channel(target, security, balanced=self.balanced) if isinstance(target, str) else target
         self.peer = f"{self.title} at {self.target}" if self.target else self.title
         self._health: Any = health_pb2_grpc.HealthStub(self.channel)
@@ -242,8 +245,20 @@ class ServiceClient:
             if time.monotonic() > end:
                 does = "serves" if reason.startswith(_NOT_SERVING) else "answers"
                 where = self.target or "this channel"
-                raise UnavailableError(f"no {self.title} {does} at {where}: {reason}. {_advice(reason)}")
+                advice = await self._why_refused() or "is it running? `turnwire up` starts all three services here"
+                raise UnavailableError(f"no {self.title} {does} at {where}: {reason}; {advice}")
             await asyncio.sleep(0.05)
+
+    async def refusal(self, error: TurnwireError) -> str:
+        """Why the service will never do what this client asks, where a call's error means that: tokens, roles,
+        certificates. Empty where the error may pass by itself."""
+        if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+            return error.message
+        reason = await self._why_refused() if isinstance(error, UnavailableError) else ""
+        return f"{self.peer}: {reason}" if reason else ""
+
+    async def _why_refused(self) -> str:
+        return await why_refused(self.target, self._security) if self.target else ""
 
     async def close(self) -> None:
         """Ends all calls of this client, unless the channel was given by the caller."""
@@ -257,18 +272,6 @@ class ServiceClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _advice(trouble: str) -> str:
-    """What to look at, by what gRPC tells of a connection that failed. It does not say that TLS is the reason where the
-    other side ended the handshake."""
-    if "CERTIFICATE_VERIFY_FAILED" in trouble or "Hostname Verification" in trouble:
-        return "Its certificate is not vouched for by your `ca`, or is for another name than this (`server_name`)"
-    if "WRONG_VERSION_NUMBER" in trouble:
-        return "It speaks plaintext: give no `ca`"
-    if "Socket closed" in trouble or "handshake" in trouble.lower():
-        return "Does it ask for TLS (`ca`), or for a certificate of yours (`certificate`, `key`)?"
-    return "Is it running? `turnwire up` starts all three services here"
 
 
 async def call_error(call: Any, peer: str) -> TurnwireError:

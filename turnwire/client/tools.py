@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 import grpc.aio
 
-from turnwire.client.channel import UNARY_TIMEOUT, Backoff, ServiceClient, duration, struct, translate
+from turnwire.client.channel import (
+    UNARY_TIMEOUT,
+    Backoff,
+    ServiceClient,
+    duration,
+    struct,
+    translate,
+    translated,
+)
 from turnwire.errors import (
     CancelledByPeerError,
     ExhaustedError,
@@ -87,6 +95,15 @@ class ToolClient(ServiceClient):
     async def get_status(self, timeout: float = UNARY_TIMEOUT) -> tool_pb2.GetStatusResponse:
         """Sessions, turns, sandbox pools."""
         return await self._unary(self._stub.GetStatus(tool_pb2.GetStatusRequest(), timeout=timeout))
+
+    async def ask_to_open(self, timeout: float = UNARY_TIMEOUT) -> None:
+        """Return if `open` would be let in. Raises UnauthenticatedError or PermissionDeniedError where it would not,
+        UnavailableError where nobody can say. Nothing is opened."""
+        call = self._stub.Interact(timeout=timeout)
+        with contextlib.suppress(InvalidRequestError), translated(self.peer):  # for the Open that does not come
+            with contextlib.suppress(grpc.aio.InternalError):  # the call has ended before; `read` has its status
+                await call.done_writing()
+            await call.read()
 
     async def execute(
         self,

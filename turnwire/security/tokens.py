@@ -23,6 +23,8 @@ METADATA_KEY = "authorization"
 _ROLES = {role.label: role for role in Role}
 _FIELDS = ("name", "role", "sha256")
 
+_DIGITS = "64 hexadecimal digits in quotes (without, YAML takes some for numbers)"
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -76,7 +78,9 @@ def _entries(path: Path) -> list[tuple[bytes, Holder]]:
     except (UnicodeDecodeError, ConfigError):  # these show what they found
         value = None
     if not isinstance(value, list) or not value:
-        raise ConfigError([Problem("", "is no YAML or JSON list of {name, role, sha256}")], source)
+        raise ConfigError(
+            [Problem("", f"is no YAML or JSON list of {{name, role, sha256}}, the last {_DIGITS}")], source
+        )
     problems: list[Problem] = []
     entries = [_entry(str(place), item, problems) for place, item in enumerate(value)]
     names = [entry[1].name for entry in entries if entry]
@@ -102,7 +106,7 @@ def _entry(place: str, item: object, problems: list[Problem]) -> tuple[bytes, Ho
         return None
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-fA-F]{64}", digest):
         problems.append(
-            Problem(f"{place}.sha256", "must be 64 hexadecimal digits: the digest of the token, never the token itself")
+            Problem(f"{place}.sha256", f"must be {_DIGITS}: the digest of the token, never the token itself")
         )
         return None
     return bytes.fromhex(digest), Holder(name, _ROLES[role])

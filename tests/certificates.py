@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from waiting import PROGRAM
+
 from turnwire.client import ConnectionSecurity
 from turnwire.security.config import TlsConfig
 from turnwire.serving import Server, ServerConfig
@@ -22,14 +24,14 @@ from turnwire.v1 import (
     trainer_pb2_grpc,
 )
 
-MAKE = Path(__file__).parents[2] / "deploy" / "certificates" / "make"
+MAKE = Path(__file__).parents[1] / "deploy" / "certificates" / "make"
 
 
 def make(folder: Path, *names: str, **environment: str) -> Path:
     """Run the script; returns the folder."""
     command = [str(MAKE), str(folder), *names]
     done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=PROGRAM, check=False
     )
     assert done.returncode == 0, done.stderr
     return folder
