@@ -7,11 +7,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from waiting import PATIENCE
 
 
 async def outcome(call: Any) -> tuple[grpc.StatusCode, str]:
     """How a call ends, whatever it answers before that; a hang fails."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         try:
             if isinstance(call, grpc.aio.UnaryUnaryCall | grpc.aio.StreamUnaryCall):
                 await call

@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from waiting import PATIENCE, eventually
 
 from turnwire.cli.launch import ServicesConfig
 from turnwire.cli.services import Services
@@ -131,7 +132,7 @@ def otlp_receiver(spans: list[Span]) -> Iterator[str]:
 
 def get(url: str) -> str:
     """The body of a GET."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
         text: str = answer.read().decode()
     return text
 
@@ -189,15 +190,21 @@ def _query(prometheus: str, expression: str) -> Any:
 
 async def _ask(prometheus: str, observed: Observed) -> None:
     """Wait until it has read all services after the run, and ask it everything."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+
+    async def over() -> bool:
         with contextlib.suppress(OSError):
-            if await asyncio.to_thread(
-                _query, prometheus, "turnwire_trainer_step == 2 and turnwire_trainer_run_live == 0"
-            ):
-                break
-        await asyncio.sleep(0.2)
-    await asyncio.sleep(2)  # the others' next scrape, so that a rate has two samples
+            run = "turnwire_trainer_step == 2 and turnwire_trainer_run_live == 0"
+            return bool(await asyncio.to_thread(_query, prometheus, run))
+        return False
+
+    async def read_again() -> bool:
+        """All of them, twice: so that a rate has two samples."""
+        found = await asyncio.to_thread(_query, prometheus, "timestamp(up == 1)")
+        return len(found) == len(observed.metrics) and all(float(one["value"][1]) > since + 2 for one in found)
+
+    await eventually(over, pause=0.2)
+    since = time.time()
+    await eventually(read_again, pause=0.2)
     queries = [*expressions().values(), *(name for text in expressions().values() for name in names(text))]
     observed.prometheus = {text: await asyncio.to_thread(_query, prometheus, text) for text in queries}
     targets = json.loads(await asyncio.to_thread(get, f"{prometheus}/api/v1/targets"))["data"]["activeTargets"]

@@ -24,6 +24,7 @@ from engine_reference import TOLERANCE, Reference
 from grpc import StatusCode
 from rollout_harness import Running, check_trajectory, refused
 from tiny_models import make_tokenizer
+from waiting import eventually
 
 from rollout_service.engines.base import Sampling, VersionSpan
 from turnwire.client.rollout import Generation, rollout_limits, rollout_task
@@ -69,9 +70,12 @@ async def weights(running: Running) -> tuple[int, str, list[rollout_pb2.TensorSp
 
 async def idle(running: Running) -> None:
     """Wait until nothing generates."""
-    async with asyncio.timeout(20):
-        while (info := await running.client.get_server_info()).requests_running or info.requests_waiting:
-            await asyncio.sleep(0.005)
+
+    async def so() -> bool:
+        info = await running.client.get_server_info()
+        return info.requests_running + info.requests_waiting == 0
+
+    await eventually(so)
 
 
 def drop(tensors: Tensors) -> None:
@@ -331,14 +335,12 @@ class ServiceConformance:
         tensors = weight_tensors(reference.perturbed(1))
         slow = service.client._stub.UpdateWeights()
         await slow.write(an_update(reference.weights[1])[0])
-        while not service.service._updating:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: service.service._updating)
         with pytest.raises(ExhaustedError) as caught:
             await service.client.update_weights(tensors, 2)
         assert caught.value.retry_after == 1.0
         slow.cancel()
-        while service.service._updating:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: not service.service._updating)
         await service.client.update_weights(tensors, 2)
 
     async def test_an_update_while_paused(self, service: Running, reference: Reference) -> None:

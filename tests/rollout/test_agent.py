@@ -1,7 +1,5 @@
 """The agent loop: stop reasons, limits, what ends up in a trajectory. The policy is scripted; all else is real."""
 
-# ruff: noqa: ASYNC110 - what is waited for is on the other side of gRPC
-
 from __future__ import annotations
 
 import asyncio
@@ -13,8 +11,8 @@ from rollout_harness import (
     TAGS,
     check_trajectory,
     data_of,
-    eventually,
     no_sessions,
+    nothing_open,
     reason,
     rollouts,
     script,
@@ -23,6 +21,7 @@ from rollout_harness import (
 )
 from sleepers import sleepers
 from tiny_models import SEES, TINY, make_model
+from waiting import ENDLESS, eventually
 
 from rollout_service.agent import Cancellation
 from turnwire.client.rollout import rollout_limits, rollout_task
@@ -279,11 +278,11 @@ async def test_cancellation_may_be_asked_for_at_any_time_and_again() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "end of stream"])
 async def test_cancellation_reaches_the_processes_in_the_sandbox_at_once(folder: Path, how: str) -> None:
-    cell = "import subprocess, time; subprocess.Popen(['sleep', '97.6'], start_new_session=True); time.sleep(99)"
-    limits = rollout_limits(trajectory_timeout=2.0 if how == "deadline" else 60.0)
-    plugins = {"exclude": ["sql"], "entry_points": False}
+    cell = "import subprocess, time; subprocess.Popen(['sleep', '97.6'], start_new_session=True); time.sleep(600)"
+    limits = rollout_limits(trajectory_timeout=3.0 if how == "deadline" else ENDLESS)
+    sections = {"plugins": {"exclude": ["sql"], "entry_points": False}, "sessions": {"lease_seconds": ENDLESS}}
     async with (
-        tool_server(plugins=plugins, sandbox={"pool": {"ready": 1}}, sessions={"lease_seconds": 60}) as (_, address),
+        tool_server(sandbox={"pool": {"ready": 1}}, **sections) as (_, address),
         rollouts(folder, script(f"<python>{cell}</python>"), tools=False, tool_target=address) as running,
         ToolClient(address) as tools,
     ):
@@ -294,7 +293,5 @@ async def test_cancellation_reaches_the_processes_in_the_sandbox_at_once(folder:
                 await stream.cancel("t")
             if how != "end of stream":
                 assert reason(await anext(aiter(stream))) == "CANCELLED"
-        await eventually(lambda: not sleepers("97.6"), 1.0)
-        async with asyncio.timeout(1.0):
-            while (status := await tools.get_status()).sessions_open + status.sessions_leased:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: not sleepers("97.6"))
+        await nothing_open(tools)

@@ -33,7 +33,7 @@ METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Rol
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     """One service for all of them: who comes after a bad client finds it whole."""
     folder = make_model(tmp_path_factory.mktemp("model"), template=TINY)
-    async with rollouts(folder, update_idle_seconds=0.3) as service:
+    async with rollouts(folder, update_idle_seconds=1) as service:
         yield service
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tiny_models import NUMBERS_TURNS, TINY, make_model
+from waiting import PROGRAM
 
 from rollout_service.config import RolloutServiceConfig, check
 from turnwire import connect
@@ -111,7 +112,7 @@ def serve(tmp_path: Path, text: str) -> subprocess.Popen[str]:
 def refusal(tmp_path: Path, text: str) -> str:
     """What a service says that cannot use its config: the reason, without a traceback."""
     process = serve(tmp_path, text)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PROGRAM)
     assert process.returncode == 2
     assert "Traceback" not in errors
     return errors

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout_harness import TAGS, eventually, no_sessions, reason, rollouts, script
+from rollout_harness import TAGS, no_sessions, reason, rollouts, script
 from tiny_models import TINY, make_model
+from waiting import eventually
 
 from rollout_service.rollouts import EVENTS_QUEUED, RolloutStream
 from turnwire.client.rollout import rollout_task

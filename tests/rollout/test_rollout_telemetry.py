@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rollout_harness import TAGS, Running, rollouts
 from tiny_models import TINY, make_model
+from waiting import PATIENCE
 
 from turnwire.client.rollout import rollout_limits, rollout_task
 from turnwire.v1 import rollout_pb2
@@ -26,14 +27,14 @@ async def scrape(running: Running) -> dict[str, float]:
     """Values by name and labels, without the service's part of the name."""
     assert running.server.metrics is not None
     url = f"http://127.0.0.1:{running.server.metrics.port}/metrics"
-    answer = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+    answer = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=PATIENCE).read().decode())
     found = re.findall(r"^turnwire_rollout_(\S+) (\S+)$", answer, re.MULTILINE)
     return {name: float(value) for name, value in found}
 
 
 async def becomes(running: Running, name: str, value: float) -> dict[str, float]:
     """Scrape until it is so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while (found := await scrape(running))[name] != value:  # noqa: ASYNC110 - what a scrape shows cannot be waited for
             await asyncio.sleep(0.02)
     return found

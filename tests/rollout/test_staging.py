@@ -1,10 +1,7 @@
 """New weights on their way in: what an engine gets is what was sent, or nothing."""
 
-# ruff: noqa: ASYNC110 - what is waited for is on the other side of gRPC
-
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -16,6 +13,7 @@ from rollout_harness import Running, rollouts
 from safetensors.torch import load_file
 from staged import staged
 from tiny_models import TINY, make_model
+from waiting import eventually
 
 from rollout_service.staging import IncomingWeights, staged_file
 from turnwire.errors import InfraError, WrongOrderError
@@ -111,13 +109,13 @@ async def broken_off(running: Running, tensors: dict[str, torch.Tensor], count: 
     for chunk in sent:
         await call.write(rollout_pb2.UpdateWeightsRequest(chunk=chunk))
     wanted = sum(len(chunk.data) for chunk in sent)
-    async with asyncio.timeout(10):
-        while (await running.client.get_weight_info()).partial.received_bytes != wanted:
-            await asyncio.sleep(0.005)
+
+    async def all_there() -> bool:
+        return (await running.client.get_weight_info()).partial.received_bytes == wanted
+
+    await eventually(all_there)
     call.cancel()
-    async with asyncio.timeout(10):
-        while running.service._updating:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: not running.service._updating)
     return (await running.client.get_weight_info()).partial
 
 
@@ -166,10 +164,12 @@ async def test_a_stream_cannot_go_on_with_what_is_not_there(folder: Path) -> Non
 
 
 async def test_what_came_of_an_update_is_not_kept_for_ever(folder: Path) -> None:
-    async with rollouts(folder, tools=False, update_idle_seconds=0.3) as running:
+    async with rollouts(folder, tools=False, update_idle_seconds=1) as running:
         tensors = {name: tensor + 0.01 for name, tensor in running.engine._runner.weights.items()}
         await broken_off(running, tensors, 3)
-        async with asyncio.timeout(10):
-            while (await running.client.get_weight_info()).HasField("partial"):
-                await asyncio.sleep(0.02)
+
+        async def forgotten() -> bool:
+            return not (await running.client.get_weight_info()).HasField("partial")
+
+        await eventually(forgotten)
         await running.client.update_weights(weight_tensors(tensors), 1)

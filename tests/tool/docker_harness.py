@@ -12,6 +12,7 @@ from typing import Any
 
 import docker
 import msgspec
+from waiting import PATIENCE
 
 from tool_service.sandbox import Sandbox, Turn, TurnResult
 from tool_service.sandbox.docker import DockerBackend
@@ -63,11 +64,11 @@ def container_of(sandbox: Sandbox) -> Any:
     return client().containers.get(f"turnwire-sandbox-{sandbox.id}")
 
 
-async def python(sandbox: Sandbox, code: str, seconds: float = 10.0) -> TurnResult:
+async def python(sandbox: Sandbox, code: str, seconds: float = PATIENCE) -> TurnResult:
     return await sandbox.run(Turn("python", {"code": code}, seconds))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+async def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     """Whether a condition that is looked up in a thread comes true in time."""
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(condition):

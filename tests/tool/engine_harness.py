@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import PATIENCE
 
 from tool_service.sandbox.docker_config import DEFAULT_IMAGE
 
@@ -44,7 +45,7 @@ class OwnEngine:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while self.docker("info").returncode != 0:
             assert self._process.poll() is None, self.log()[-2000:]
             assert time.monotonic() < deadline
@@ -63,7 +64,7 @@ class OwnEngine:
         """Have it run, and hold nothing; what was there once all that ends by itself had had its time."""
         if self._process is None or self._process.poll() is not None:
             self.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while (left := self.containers()) and time.monotonic() < deadline:
             time.sleep(0.1)
         for one in left:
@@ -77,10 +78,10 @@ class OwnEngine:
         assert self._process is not None
         containerd = psutil.Process(int((self._folder / "exec/containerd/containerd.pid").read_text()))
         self._process.send_signal(how)
-        self._process.wait(60)
+        self._process.wait(PATIENCE)
         with contextlib.suppress(psutil.NoSuchProcess):  # it would be in the next one's way
             containerd.kill()
-            containerd.wait(30)
+            containerd.wait(PATIENCE)
 
 
 def serve() -> Iterator[OwnEngine]:

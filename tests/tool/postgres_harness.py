@@ -21,6 +21,7 @@ from google.protobuf import duration_pb2
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from tool_harness import Service, Trajectory, binding
+from waiting import PATIENCE
 
 from tool_service.sql.server import prefix_of
 from turnwire.v1 import tool_pb2
@@ -111,7 +112,7 @@ class Postgres:
     def _names(self, query: str) -> set[str]:
         return {name for (name,) in self.execute(query)}
 
-    def wait(self, seconds: float = 20) -> None:
+    def wait(self, seconds: float = PATIENCE) -> None:
         """Until it answers."""
         deadline = time.monotonic() + seconds
         while True:
@@ -123,7 +124,7 @@ class Postgres:
             else:
                 return
 
-    async def settled(self, before: dict[str, set[str]], seconds: float = 20) -> None:
+    async def settled(self, before: dict[str, set[str]], seconds: float = PATIENCE) -> None:
         """Until nothing is there that was not there before."""
         deadline = time.monotonic() + seconds
         while True:

@@ -19,7 +19,8 @@ import pytest
 import yaml
 from docker_harness import as_dict, client, containers, docker_config, new_owner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tool_harness import PLUGINS, Trajectory, eventually, retry_seconds, texts
+from tool_harness import PLUGINS, Trajectory, retry_seconds, texts
+from waiting import PATIENCE, PROGRAM, eventually
 
 from turnwire.v1 import tool_pb2, tool_pb2_grpc
 
@@ -46,18 +47,21 @@ BUSY = "import subprocess, time; open('f', 'w').write('x' * 10**5); subprocess.P
 
 
 class ServiceProcess:
-    """A service that serves. `owner`: of its sandboxes. `folder`: its temporary folder, log and config."""
+    """A service that serves. `backend`, `owner`: of its sandboxes. `folder`: its temporary folder, log and config."""
 
-    def __init__(self, process: asyncio.subprocess.Process, address: str, owner: str, folder: Path) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, address: str, backend: str, owner: str, folder: Path
+    ) -> None:
         self.process = process
         self.address = address
+        self.backend = backend
         self.owner = owner
         self.folder = folder
         self.channel = grpc.aio.insecure_channel(address)
         self.stub: Any = tool_pb2_grpc.ToolServiceStub(self.channel)
 
     async def status(self) -> tool_pb2.GetStatusResponse:
-        return await self.stub.GetStatus(tool_pb2.GetStatusRequest(), timeout=30)
+        return await self.stub.GetStatus(tool_pb2.GetStatusRequest(), timeout=PATIENCE)
 
     async def pool(self) -> tool_pb2.SandboxPoolStatus:
         (pool,) = (await self.status()).pools
@@ -66,14 +70,14 @@ class ServiceProcess:
     async def health(self) -> str:
         """As "SERVING"."""
         request = health_pb2.HealthCheckRequest(service="turnwire.v1.ToolService")
-        answer = await health_pb2_grpc.HealthStub(self.channel).Check(request, timeout=30)
+        answer = await health_pb2_grpc.HealthStub(self.channel).Check(request, timeout=PATIENCE)
         return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
     async def becomes(self, health: str) -> None:
         async def is_so() -> bool:
             return await self.health() == health
 
-        await eventually(is_so, 30, LOOK_SECONDS)
+        await eventually(is_so, pause=LOOK_SECONDS)
 
     async def busy_with(self, turns: int) -> None:
         """Wait until so many turns run, each in its sandbox."""
@@ -93,7 +97,7 @@ class ServiceProcess:
             used = status.sessions_open + status.sessions_leased + status.turns_running + pool.in_use + pool.waiting
             return used == 0 and ready in (None, pool.ready)
 
-        await eventually(is_so, 60, LOOK_SECONDS)
+        await eventually(is_so, pause=LOOK_SECONDS)
 
     def footprint(self) -> dict[str, int]:
         """What the service and its processes hold now. Containers have no part in it: see `Traces`."""
@@ -122,7 +126,7 @@ class ServiceProcess:
     async def end(self, number: signal.Signals) -> int:
         """Send a signal and wait; the exit status."""
         self.signal(number)
-        return await asyncio.wait_for(self.process.wait(), 60)
+        return await asyncio.wait_for(self.process.wait(), PATIENCE)
 
 
 class Traces:
@@ -130,7 +134,8 @@ class Traces:
     to be asked later what is still there. (A namespace lives by processes, mounts and descriptors alone.)"""
 
     def __init__(self, service: ServiceProcess, seconds: str) -> None:
-        found = [client().api.inspect_container(container) for container in containers(service.owner)]
+        known = containers(service.owner) if service.backend == "docker" else []
+        found = [client().api.inspect_container(container) for container in known]
         roots = [service.process.pid, *(one["State"]["Pid"] for one in found)]
         below = [child for root in roots for child in psutil.Process(root).children(recursive=True)]
         sleepers = [process for process in below if process.cmdline() == ["sleep", seconds]]
@@ -180,8 +185,8 @@ async def serving(
             stderr=log,
         )
     assert process.stdout is not None
-    line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
-    service = ServiceProcess(process, line.removeprefix("listening on ").strip(), owner, folder)
+    line = (await asyncio.wait_for(process.stdout.readline(), PROGRAM)).decode()
+    service = ServiceProcess(process, line.removeprefix("listening on ").strip(), backend, owner, folder)
     try:
         assert line, service.log()
         yield service
@@ -191,7 +196,7 @@ async def serving(
             process.send_signal(signal.SIGCONT)
             await service.end(signal.SIGTERM)
     if backend == "docker":
-        await eventually(lambda: containers(owner) == [], 30)
+        await eventually(lambda: containers(owner) == [], pause=LOOK_SECONDS)
 
 
 @contextlib.asynccontextmanager
@@ -221,7 +226,7 @@ async def in_all(service: ServiceProcess, sandboxes: int) -> Traces:
 
 async def gone(traces: Traces) -> None:
     with contextlib.suppress(AssertionError):
-        await eventually(lambda: not traces.left(), 30, LOOK_SECONDS)
+        await eventually(lambda: not traces.left(), pause=LOOK_SECONDS)
     assert traces.left() == {}
 
 
@@ -246,7 +251,7 @@ async def begun(service: ServiceProcess, name: str, code: str, turn: int = 0) ->
         trajectory = Trajectory(service, name)
         await trajectory.open("python", turns_done=turn)
         try:
-            (text,) = texts(await trajectory.act(turn, f"<python>{code}</python>", patience=60))
+            (text,) = texts(await trajectory.act(turn, f"<python>{code}</python>"))
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise

@@ -10,7 +10,8 @@ import grpc.aio
 import pytest
 import tool_harness as harness
 from google.protobuf import duration_pb2
-from tool_harness import Service, Trajectory, binding, eventually, nothing_left, retry_seconds, texts
+from tool_harness import Service, Trajectory, binding, nothing_left, retry_seconds, texts
+from waiting import ENDLESS, eventually
 
 from turnwire.v1 import tool_pb2
 
@@ -152,11 +153,7 @@ async def test_the_same_id_under_another_key_is_refused_also_during_the_lease(se
             await thief.open("noop")
         assert caught.value.code() is Code.ALREADY_EXISTS
         trajectory.call.cancel()
-        await eventually(lambda: _leased(service, 1))
-
-
-async def _leased(service: Service, count: int) -> bool:
-    return (await service.status()).sessions_leased == count
+        await service.leases(1)
 
 
 async def test_too_many_sessions_are_refused_with_a_delay() -> None:
@@ -183,14 +180,16 @@ async def test_silence_before_open() -> None:
 
 
 async def test_silence_between_turns_ends_the_stream_and_releases_the_session() -> None:
-    config = harness.config_of(sessions={"idle_timeout_seconds": 0.2, "lease_seconds": 60})
+    config = harness.config_of(sessions={"idle_timeout_seconds": 0.2, "lease_seconds": ENDLESS})
     async with harness.running(config) as service, nothing_left(service):
         trajectory = Trajectory(service)
-        await trajectory.open("noop", "sleep")
-        await trajectory.act(0, "<sleep>0.5</sleep>")  # a long turn is not silence
-        await trajectory.act(1, "<noop></noop>")
+        # All at once: what a crowded machine needs between two messages would be silence, too.
+        await trajectory.send(open=an_open(tools=[binding("noop"), binding("sleep")]))
+        await trajectory.send(action=tool_pb2.ActionTurn(turn=0, text="<sleep>0.5</sleep>"))  # long, but no silence
+        assert not (await trajectory.receive()).opened.resumed
+        assert texts((await trajectory.receive()).observation) == ["0.5"]
         assert await trajectory.code() is Code.DEADLINE_EXCEEDED
-        await eventually(lambda: _sessions(service, 0), 1.0)
+        await eventually(lambda: _sessions(service, 0))
 
 
 async def _sessions(service: Service, count: int) -> bool:
@@ -198,7 +197,7 @@ async def _sessions(service: Service, count: int) -> bool:
 
 
 async def test_a_client_that_never_reads_holds_bounded_memory_and_is_ended_by_the_idle_timeout() -> None:
-    config = harness.config_of(sessions={"idle_timeout_seconds": 0.5, "lease_seconds": 60})
+    config = harness.config_of(sessions={"idle_timeout_seconds": 0.5, "lease_seconds": ENDLESS})
     async with harness.running(config) as service, nothing_left(service):
         trajectory = Trajectory(service)
         await trajectory.open("trouble")
@@ -242,22 +241,14 @@ async def test_a_client_that_goes_away(service: Service, when: str, how: str) ->
 
 
 async def test_a_turn_outlives_its_stream_only_as_long_as_the_lease(service: Service) -> None:
-    sleeper = service.server.registry.get_tool("sleep").tool
-    executed = sleeper.executed  # type: ignore[attr-defined]
     async with nothing_left(service):
         trajectory = Trajectory(service)
-        await trajectory.open("sleep")
-        await trajectory.send(action=tool_pb2.ActionTurn(turn=0, text="<sleep>1</sleep>"))
-        await eventually(lambda: _running(service, 1))
+        await trajectory.open("hold")
+        await trajectory.send(action=tool_pb2.ActionTurn(turn=0, text="<hold></hold>"))
+        await service.runs(1)
         trajectory.call.cancel()
-        await asyncio.sleep(0.1)
-        assert (await service.status()).turns_running == 1
-        await eventually(lambda: _running(service, 0), 0.8)
-    assert sleeper.executed == executed  # type: ignore[attr-defined]
-
-
-async def _running(service: Service, count: int) -> bool:
-    return (await service.status()).turns_running == count
+        await service.runs(0)
+        assert service.probe("hold").executed == 0
 
 
 async def test_a_hundred_clients_that_all_go_away_in_mid_turn(service: Service) -> None:
@@ -265,7 +256,7 @@ async def test_a_hundred_clients_that_all_go_away_in_mid_turn(service: Service) 
         trajectories = [Trajectory(service, str(number)) for number in range(100)]
         for trajectory in trajectories:
             await trajectory.open("sleep")
-            await trajectory.send(action=tool_pb2.ActionTurn(turn=0, text="<sleep>30</sleep>"))
-        await eventually(lambda: _running(service, 100))
+            await trajectory.send(action=tool_pb2.ActionTurn(turn=0, text=f"<sleep>{ENDLESS}</sleep>"))
+        await service.runs(100)
         for trajectory in trajectories:
             trajectory.call.cancel()

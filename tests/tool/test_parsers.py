@@ -174,9 +174,9 @@ PATTERNS += ["````echo\n```\n", f"{LONG_SPACE}```", f"<tool_call>{LONG_SPACE}", 
 @pytest.mark.parametrize("piece", PATTERNS)
 def test_parsing_time_is_linear(piece: str) -> None:
     text = piece * (250_000 // len(piece))
-    begin = time.perf_counter()
+    begin = time.thread_time()
     parsers.compose(text, TOOLS)
-    assert time.perf_counter() - begin < 0.5
+    assert time.thread_time() - begin < 5, "of CPU time: hundredths are usual, and minutes what its square would take"
 
 
 def test_stop_strings_are_where_a_call_of_each_syntax_ends() -> None:

@@ -7,7 +7,8 @@ import grpc
 import psycopg
 import pytest
 from postgres_harness import PASSWORD, READY, Postgres, running, session, shop
-from tool_harness import Service, Trajectory, binding, eventually, text_of, texts
+from tool_harness import Service, Trajectory, binding, text_of, texts
+from waiting import eventually
 
 from tool_service.sql.config import PostgresConfig
 
@@ -17,7 +18,7 @@ OWNER = "clones"
 async def waiting(postgres: Postgres) -> set[str]:
     """The databases of this module's services, once there are as many as should wait, each behind its walls."""
     walled = "select count(*) from pg_database where datacl is not null and datname = any (array{}::name[])"
-    await eventually(lambda: postgres.execute(walled.format(list(postgres.ours(OWNER)))) == [(READY,)], 20)
+    await eventually(lambda: postgres.execute(walled.format(list(postgres.ours(OWNER)))) == [(READY,)])
     return postgres.ours(OWNER)
 
 

@@ -73,7 +73,7 @@ async def one_pass(service: Service, postgres: Postgres, at_once: int) -> None:
             for failed in await asyncio.gather(*(run(service, *case) for case in batch)):
                 failures += failed
             assert texts(await canary.act(turn, "<sql>select sum(total) from orders</sql>")) == ["sum\n21.00"]
-        await postgres.settled(before, 40)
+        await postgres.settled(before)
     await canary.close()
     assert not failures, "\n".join(failures)
     assert await asyncio.to_thread(postgres.execute, "select count(*) from orders", "shop") == [(3,)]

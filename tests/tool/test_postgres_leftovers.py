@@ -13,7 +13,8 @@ import pytest
 import tool_harness as harness
 from click.testing import CliRunner
 from postgres_harness import READY, Postgres, running, shop
-from tool_harness import Trajectory, binding, eventually
+from tool_harness import Trajectory, binding
+from waiting import PROGRAM, eventually
 
 from tool_service.sql.server import prefix_of
 from turnwire.cli import sandbox
@@ -33,20 +34,20 @@ async def test_a_service_that_was_killed_is_cleaned_up_after_and_nobody_else(
         sys.executable, "-m", "tool_service", "--config", str(config), stdout=asyncio.subprocess.PIPE
     )
     assert killed.stdout is not None
-    address = (await asyncio.wait_for(killed.stdout.readline(), 60)).decode().removeprefix("listening on ").strip()
+    address = (await asyncio.wait_for(killed.stdout.readline(), PROGRAM)).decode().removeprefix("listening on ").strip()
     async with grpc.aio.insecure_channel(address) as channel:
         alive = [Trajectory(_Stub(channel), str(number)) for number in range(3)]  # type: ignore[arg-type]
         for trajectory in alive:
             await trajectory.open(binding("sql", shop(read_only=True)))
             await trajectory.act(0, "<sql>select 1</sql>")
-        await eventually(lambda: len(postgres.ours(OWNER)) == 3 + READY, 20)
+        await eventually(lambda: len(postgres.ours(OWNER)) == 3 + READY)
         assert await swept(config, "--dry-run") == ([], 0), "what is alive is no leftover"
         await alive[0].send(action=tool_pb2.ActionTurn(turn=1, text="<sql>select pg_sleep(99)</sql>"))
         killed.send_signal(signal.SIGKILL)
         await killed.wait()
         for trajectory in alive:
             trajectory.call.cancel()
-    await eventually(lambda: not postgres.footprint()["sessions"], 30)  # one ran a statement
+    await eventually(lambda: not postgres.footprint()["sessions"])  # one ran a statement
     assert set((await swept(config, "--dry-run"))[0]) == postgres.ours(OWNER)
     assert len(postgres.ours(OWNER)) == 3 + READY
     async with running(postgres, owner=OWNER, ready=0):  # starts, and sweeps

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 import tool_harness as harness
 from postgres_harness import PASSWORD, Postgres, running, session, shop
-from tool_harness import Service, Trajectory, binding, error_of, eventually, text_of, texts
+from tool_harness import Service, Trajectory, binding, error_of, text_of, texts
+from waiting import eventually
 
 from tool_service.server import ToolServer
 from turnwire.errors import ConfigError, UnavailableError
@@ -102,7 +103,8 @@ async def test_init_sql_builds_what_the_agent_finds(postgres_service: Service, r
     ],
 )
 async def test_an_init_script_that_fails_is_the_clients_mistake(postgres: Postgres, script: str, why: str) -> None:
-    sql = {"init_seconds": 1.0, "postgres": postgres.config()}
+    seconds = 1.0 if "1 s" in why else 60.0
+    sql = {"init_seconds": seconds, "postgres": postgres.config()}
     async with harness.running(harness.config_of(exclude=("bash", "python"), tools={"sql": sql})) as service:
         trajectory = Trajectory(service)
         await trajectory.open(binding("sql", {"postgres": {}, "init_sql": script}))
@@ -208,7 +210,7 @@ async def test_close_in_mid_turn_ends_the_statement_and_drops_the_database(
     await trajectory.open(binding("sql", shop()))
     await trajectory.send(action=tool_pb2.ActionTurn(turn=0, text="<sql>select pg_sleep(99)</sql>"))
     sleeping = "select count(*) from pg_stat_activity where query = 'select pg_sleep(99)' and state = 'active'"
-    await eventually(lambda: postgres.execute(sleeping) == [(1,)], 20)
+    await eventually(lambda: postgres.execute(sleeping) == [(1,)])
     await trajectory.close()
     assert await asyncio.to_thread(postgres.footprint) == before
 
@@ -242,7 +244,7 @@ async def test_a_session_that_the_agent_let_time_out_is_its_own_loss(
     await trajectory.open(binding("sql", shop()))
     await trajectory.act(0, "<sql>set idle_session_timeout = 1</sql>")
     sessions = "select count(*) from pg_stat_activity where usename like 'turnwire%'"
-    await eventually(lambda: postgres.execute(sessions) == [(0,)], 20)
+    await eventually(lambda: postgres.execute(sessions) == [(0,)])
     (observation,) = (await trajectory.act(1, "<sql>select 1</sql>")).observations
     assert error_of(observation) == "SESSION_LOST"
     said = "error: terminating connection due to idle-session timeout; the next call starts afresh"
@@ -259,7 +261,7 @@ async def test_a_server_that_stops_is_infra_and_all_is_well_when_it_is_back(own_
             await one.open(binding("sql", shop()))
         await trajectory.act(0, "<sql>select 1</sql>")
         await trajectory.send(action=tool_pb2.ActionTurn(turn=1, text="<sql>select pg_sleep(99)</sql>"))
-        await eventually(lambda: service.server.sessions.counters.running == 1)
+        await service.runs(1)
         await asyncio.to_thread(own_server.container.kill)
         assert error_of((await trajectory.receive()).observation.observations[0]) == "INFRA"
         code, details = await refusal(other)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import psutil
 import pytest
+from waiting import PATIENCE, eventually
 
 from tool_service.sandbox import (
     PoolExhausted,
@@ -29,12 +30,8 @@ async def backend() -> AsyncIterator[ProcessBackend]:
     await made.close()
 
 
-async def settled(pool: WarmPool, ready: int) -> bool:
-    for _ in range(200):
-        if pool.stats().ready == ready and pool.stats().creating == 0:
-            return True
-        await asyncio.sleep(0.02)
-    return False
+async def settled(pool: WarmPool, ready: int) -> None:
+    await eventually(lambda: pool.stats().ready == ready and pool.stats().creating == 0)
 
 
 async def test_takes_are_fresh_and_the_pool_returns_to_its_size(backend: ProcessBackend) -> None:
@@ -49,7 +46,7 @@ async def test_takes_are_fresh_and_the_pool_returns_to_its_size(backend: Process
         await pool.discard(sandbox)
         await pool.discard(sandbox)
         assert not sandbox.alive
-    assert await settled(pool, 2)
+    await settled(pool, 2)
     assert backend.stats().running == 2
     await pool.close()
     assert backend.stats().running == 0
@@ -57,22 +54,31 @@ async def test_takes_are_fresh_and_the_pool_returns_to_its_size(backend: Process
         await pool.take()
 
 
-async def test_waiting_is_bounded_in_number_and_time(backend: ProcessBackend) -> None:
-    pool = WarmPool(backend, size=1, limits=LIMITS, max_total=1, max_waiting=2, wait_seconds=0.3)
+async def test_waiting_is_bounded_in_number(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=1, limits=LIMITS, max_total=1, max_waiting=2, wait_seconds=PATIENCE)
     await pool.start()
     held = await pool.take()
-    waiting = [asyncio.create_task(pool.take()) for _ in range(2)]
-    await asyncio.sleep(0.05)
+    first, second = [asyncio.create_task(pool.take()) for _ in range(2)]
+    await eventually(lambda: pool.stats().waiting == 2)
     with pytest.raises(PoolExhausted) as full:
         await pool.take()
     assert full.value.retry_seconds > 0
     await pool.discard(held)
-    first = await waiting[0]
+    assert (await first).alive
+    assert not second.done()
+    assert (pool.stats().waiting, backend.stats().running) == (1, 1)
+    await pool.close()
     with pytest.raises(PoolExhausted):
-        await waiting[1]
-    assert first.alive
+        await second
+
+
+async def test_waiting_is_bounded_in_time(backend: ProcessBackend) -> None:
+    pool = WarmPool(backend, size=1, limits=LIMITS, max_total=1, wait_seconds=0.1)
+    await pool.start()
+    await pool.take()
+    with pytest.raises(PoolExhausted, match=r"no sandbox within 0\.1 s"):
+        await pool.take()
     assert pool.stats().waiting == 0
-    assert backend.stats().running == 1
     await pool.close()
 
 
@@ -105,9 +111,7 @@ async def test_a_taker_that_gives_up_costs_nothing(backend: ProcessBackend) -> N
         task.cancel()
         for sandbox in (s for s in await asyncio.gather(task, return_exceptions=True) if isinstance(s, Sandbox)):
             await pool.discard(sandbox)
-    await asyncio.sleep(0.3)
-    assert pool.stats().in_use == 0
-    assert pool.stats().waiting == 0
+    await eventually(lambda: (pool.stats().in_use, pool.stats().waiting) == (0, 0))
     assert (await pool.take()).alive
     await pool.close()
     assert backend.stats().running == 0
@@ -134,7 +138,7 @@ async def test_what_died_while_ready_is_replaced_before_anybody_asks(backend: Pr
         await sandbox.kill()
     assert pool.stats().ready == 0
     pool.renew()
-    assert await settled(pool, 2)
+    await settled(pool, 2)
     await pool.close()
 
 
@@ -144,10 +148,8 @@ async def test_a_pool_that_keeps_none_ready_finds_out_when_sandboxes_can_be_made
     pool = WarmPool(backend, size=0, limits=LIMITS, max_total=1, wait_seconds=0.05)
     with pytest.raises(PoolExhausted, match="no luck"):
         await pool.take()
-    async with asyncio.timeout(20):
-        while not pool.stats().ready:
-            pool.renew()
-            await asyncio.sleep(0.02)
+    backend.fails = False
+    await eventually(lambda: pool.renew() or pool.stats().ready)
     assert pool.stats().last_error == ""
     await pool.close()
     await backend.close()
@@ -160,22 +162,21 @@ async def test_what_died_while_ready_is_not_handed_out(backend: ProcessBackend) 
         await sandbox.kill()
     taken = await pool.take()
     assert taken.alive
-    assert await settled(pool, 2)
+    await settled(pool, 2)
     await pool.close()
 
 
 class FailingBackend(ProcessBackend):
-    """A stand-in: a real backend whose first creations fail, which cannot be had on demand."""
+    """A stand-in: a real backend whose creations fail while the test says so, which cannot be had on demand."""
 
-    failures = 3
+    fails = True
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
 
     async def create(self, limits: SandboxLimits) -> Sandbox:
-        if self.failures and self._mode == "isolated" and self.tier.value:
-            self.failures -= 1
+        if self.fails and self._mode == "isolated" and self.tier.value:
             raise self.error
         return await super().create(limits)
 
@@ -188,7 +189,8 @@ async def test_failed_creations_are_retried_and_told(error: Exception) -> None:
     with pytest.raises(PoolExhausted, match="no luck"):
         await pool.take()
     assert pool.stats().failures >= 1
-    pool._wait_seconds = 5.0
+    backend.fails = False
+    pool._wait_seconds = PATIENCE
     assert (await pool.take()).alive
     assert pool.stats().last_error == ""
     await pool.close()

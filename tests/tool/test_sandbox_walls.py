@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from interpreters import readable_interpreter
+from interpreters import open_to_sandboxes, readable_interpreter
 
 from tool_service.sandbox import ProcessBackend, ProcessConfig, Sandbox, SandboxLimits, Turn, TurnStatus
 from tool_service.sandbox.inside import jail, landlock
@@ -41,8 +41,7 @@ def attempts(*calls: str) -> str:
 
 @with_landlock
 async def test_a_file_that_everybody_may_read_is_closed(restricted: ProcessBackend, tmp_path: Path) -> None:
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
+    open_to_sandboxes(tmp_path)
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o666)

@@ -102,7 +102,7 @@ def test_equal_documents_are_in_their_own_order() -> None:
 def test_an_index_of_ten_documents_takes_about_a_millisecond() -> None:
     documents = [Document(f"The capital of Bamo{number} is Kuti{number}.", "Bamo") for number in range(10)]
     Index(documents)
-    begin = time.perf_counter()
+    begin = time.thread_time()  # others may use the CPU, too
     for _ in range(20):
         Index(documents)
-    assert (time.perf_counter() - begin) / 20 < 0.01
+    assert (time.thread_time() - begin) / 20 < 0.01

@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 from service_process import DOCKER, PROCESS, ServiceProcess, answer, clients, gone, in_all, serving, start_in_mid_turn
-from tool_harness import Trajectory, error_of, eventually, retry_seconds, texts
+from tool_harness import Trajectory, error_of, retry_seconds, texts
+from waiting import eventually
 
 OPENS, POOL, QUEUE = 1000, 8, 192
 
@@ -43,7 +44,7 @@ async def test_a_thousand_trajectories_at_once_are_queued_within_the_bound_and_b
                 refused.append(error)
 
         asking = [asyncio.create_task(ask(trajectory)) for trajectory in trajectories[POOL:]]
-        await eventually(lambda: len(refused) == OPENS - POOL - QUEUE, 60)
+        await eventually(lambda: len(refused) == OPENS - POOL - QUEUE)
         assert {error.code() for error in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert min(map(retry_seconds, refused)) > 0
         assert ((await service.pool()).waiting, served) == (QUEUE, [])
@@ -91,7 +92,7 @@ async def test_clients_that_are_killed_in_mid_turn_leave_nothing(
         for _ in range(batches - 1):
             memory.append(service.memory())
             await kill_in_mid_turn(service, maker, count, each, ready)
-        await eventually(lambda: service.footprint() == before, 30)
+        await eventually(lambda: service.footprint() == before)
         # It swings by what one batch needs; what stayed of each client would add up.
         assert service.memory() < max(memory[:3]) + 8 * 2**20
 
@@ -122,11 +123,11 @@ async def test_a_canary_is_served_while_every_other_slot_is_hostile(tmp_path: Pa
         await asyncio.gather(*(trajectory.open("python") for trajectory in hostile))
         turn = 0
         for round_, (code, ends) in enumerate(HOSTILE.items()):
-            fields = {"timeout": {"seconds": 1}, "patience": 60}
+            fields = {"timeout": {"seconds": 1}}
             bombs = asyncio.gather(*(one.act(round_, f"<python>{code}</python>", **fields) for one in hostile))
             while not bombs.done():
                 turn += 1
-                answered = await canary.act(turn, "<python>n += 1; n</python>", patience=60)
+                answered = await canary.act(turn, "<python>n += 1; n</python>")
                 assert texts(answered) == [str(turn)]
             assert {error_of(ended.observations[0]) for ended in bombs.result()} <= ends | (
                 {TAKEN_ALONG} if round_ else set()

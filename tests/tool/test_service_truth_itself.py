@@ -14,7 +14,8 @@ import pytest
 from docker_harness import client, containers, foreign_container, new_owner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from service_process import answer, clients, gone, in_all, on_both_backends, serving, start_in_mid_turn
-from tool_harness import Trajectory, error_of, eventually, texts
+from tool_harness import Trajectory, error_of, texts
+from waiting import PATIENCE, eventually
 
 from tool_service.sandbox.docker_container import INSTANCE, OWNER
 from turnwire.v1 import tool_pb2
@@ -40,7 +41,7 @@ async def test_a_service_that_is_killed_takes_its_sandboxes_along_and_the_next_o
             for container in frozen:
                 client().api.pause(container)
             await service.end(signal.SIGKILL)
-            await eventually(lambda: set(containers(owner)) == set(frozen), 60)
+            await eventually(lambda: set(containers(owner)) == set(frozen))
             if not frozen:
                 await gone(traces)
             async with serving(tmp_path, backend, owner=owner, sandbox=sandbox) as again:
@@ -80,7 +81,7 @@ async def test_a_service_that_is_told_to_end_finishes_the_turns_that_can_be_fini
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await cut_off
         assert ended.value.code() in (Code.UNAVAILABLE, Code.CANCELLED), "of which clients make an InfraError"
-        assert await asyncio.wait_for(service.process.wait(), 60) == 0
+        assert await asyncio.wait_for(service.process.wait(), PATIENCE) == 0
         await gone(traces)
 
 
@@ -96,8 +97,8 @@ async def test_a_service_that_stood_still_calls_nobody_too_late(tmp_path: Path, 
             await trajectory.open("python")
         started = "<python>import time; open('started', 'w').close(); {}</python>"
         await asyncio.gather(*(one.act(0, started.format(f"x = {one.id!r}")) for one in trajectories.values()))
-        fields: dict[str, Any] = {"timeout": {"nanos": 900_000_000}}
-        short, endless = "<python>time.sleep(0.5); x</python>", "<python>time.sleep(60)</python>"
+        fields: dict[str, Any] = {"timeout": {"seconds": 2}}
+        short, endless = "<python>time.sleep(1); x</python>", "<python>time.sleep(60)</python>"
         for name, trajectory in trajectories.items():
             if name.startswith("in mid-turn") or name == "endless":
                 text = endless if name == "endless" else short

@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 import pytest
+from waiting import PATIENCE
 
 from tool_service.sandbox import SandboxUnavailable, Turn, TurnStatus
 from tool_service.sandbox.inside import frames
@@ -53,7 +54,7 @@ async def test_a_supervisor_that_speaks_before_anybody_waits_for_it_is_heard(sai
         theirs.sendall(frames.encode(said))
         for _ in range(3):  # the loop's turns: it is read
             await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             if "failed" in said:
                 with pytest.raises(SandboxUnavailable, match="no room"):
                     await sandbox.wait_ready()

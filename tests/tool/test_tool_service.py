@@ -12,7 +12,8 @@ import grpc.aio
 import pytest
 import tool_harness as harness
 from google.protobuf import json_format
-from tool_harness import Service, Trajectory, binding, error_of, eventually, nothing_left, text_of, texts
+from tool_harness import Service, Trajectory, binding, error_of, nothing_left, text_of, texts
+from waiting import PROGRAM
 
 from turnwire.v1 import tool_pb2
 
@@ -29,7 +30,7 @@ async def service() -> AsyncIterator[Service]:
 async def test_tools_are_listed_with_all_that_a_client_needs(service: Service) -> None:
     answer = await service.stub.ListTools(tool_pb2.ListToolsRequest())
     tools = {tool.name: tool for tool in answer.tools}
-    assert list(tools) == ["bash", "count", "noop", "python", "search", "sleep", "sql", "trouble", "unit_tests"]
+    assert list(tools) == ["bash", "count", "hold", "noop", "python", "search", "sleep", "sql", "trouble", "unit_tests"]
     assert all(tool.healthy and tool.description and tool.source for tool in tools.values())
     python = tools["python"]
     assert python.sandbox_tier == "isolated"
@@ -45,7 +46,7 @@ async def test_tools_are_listed_with_all_that_a_client_needs(service: Service) -
 
 
 async def test_a_tool_that_has_lost_its_sandboxes_is_not_healthy() -> None:
-    pool = {"pool": {"ready": 0, "max": 1, "wait_seconds": 0.3}}
+    pool = {"pool": {"ready": 0, "max": 1}}
     async with harness.running(harness.config_of(exclude=(), sandbox=pool)) as service:
         assert await service.server.sandboxes.health() == ""
         await service.server.sandboxes._pool.close()
@@ -92,12 +93,8 @@ async def test_a_single_call_that_is_cancelled_is_killed(service: Service) -> No
         call = service.stub.Execute(
             tool_pb2.ExecuteRequest(tool=binding("python"), text="<python>while True: pass</python>")
         )
-        await eventually(lambda: _running(service))
+        await service.runs(1)
         call.cancel()
-
-
-async def _running(service: Service) -> bool:
-    return (await service.status()).turns_running == 1
 
 
 async def test_the_status_counts(service: Service) -> None:
@@ -114,14 +111,15 @@ async def test_the_status_counts(service: Service) -> None:
 
 async def test_draining_refuses_new_trajectories_and_finishes_old_ones(service: Service) -> None:
     trajectory = Trajectory(service)
-    await trajectory.open("sleep")
-    turn = asyncio.create_task(trajectory.act(0, "<sleep>0.5</sleep>"))
-    await eventually(lambda: _running(service))
+    await trajectory.open("hold")
+    turn = asyncio.create_task(trajectory.act(0, "<hold></hold>"))
+    await service.runs(1)
     await service.server.drain()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await Trajectory(service, "new").open("noop")
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert texts(await turn) == ["0.5"]
+    service.probe("hold").let_go.set()
+    assert texts(await turn) == ["let go"]
     await trajectory.close()
 
 
@@ -147,7 +145,7 @@ async def test_a_config_that_cannot_be_used_ends_with_the_reason(tmp_path: Path,
     started = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tool_service", "--config", str(config), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    out, err = await asyncio.wait_for(started.communicate(), 30)
+    out, err = await asyncio.wait_for(started.communicate(), PROGRAM)
     assert started.returncode == 2
     assert out == b""
     assert says in err.decode()
@@ -165,7 +163,7 @@ async def test_a_plugin_whose_setup_fails_is_named(tmp_path: Path) -> None:
     started = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tool_service", f"plugins.directories=[{tmp_path}]", stderr=subprocess.PIPE
     )
-    _, err = await asyncio.wait_for(started.communicate(), 30)
+    _, err = await asyncio.wait_for(started.communicate(), PROGRAM)
     assert started.returncode == 2
     assert "far_tool.py" in err.decode()
     assert "cannot reach the far end" in err.decode()

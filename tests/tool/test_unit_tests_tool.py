@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from tool_harness import Service, binding, error_of, nothing_left, text_of
+from waiting import PATIENCE
 from workspace_harness import BACKENDS, service_on
 
 from turnwire.client.tools import tool_call
@@ -53,9 +54,9 @@ async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
 
 async def judged(service: Service, code: str, **context: Any) -> tool_pb2.Observation:
     request = tool_pb2.ExecuteRequest(
-        tool=binding("unit_tests", context), call=tool_call("unit_tests", code=code), timeout={"seconds": 20}
+        tool=binding("unit_tests", context), call=tool_call("unit_tests", code=code), timeout={"seconds": 40}
     )
-    (observation,) = (await service.stub.Execute(request, timeout=30)).observations
+    (observation,) = (await service.stub.Execute(request, timeout=PATIENCE)).observations
     return observation
 
 
@@ -196,7 +197,8 @@ async def test_what_tests_may_do_with_a_program(service: Service, code: str, tes
     ],
 )  # fmt: skip
 async def test_cases_are_calls_or_whole_programs(service: Service, code: str, cases: list[Any], passed: int) -> None:
-    observation = await judged(service, code, cases=json.dumps(cases), test_seconds=1.5)
+    seconds = 20 if passed else 1.5  # short only where that may be the end
+    observation = await judged(service, code, cases=json.dumps(cases), test_seconds=seconds)
     assert counts(observation) == (passed, len(cases)), text_of(observation)
 
 

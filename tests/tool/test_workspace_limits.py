@@ -1,7 +1,8 @@
 """CPU time of the tools that work in a workspace: of one call, and of what a call leaves running."""
 
 import pytest
-from tool_harness import Trajectory, children, error_of, eventually, nothing_left, text_of
+from tool_harness import Trajectory, children, error_of, nothing_left, text_of
+from waiting import eventually
 from workspace_harness import service_on, turns
 
 pytestmark = pytest.mark.needs("isolated-sandbox")
@@ -30,7 +31,7 @@ async def test_a_job_that_computes_between_calls_is_ended_when_it_has_used_what_
         await trajectory.act(0, "<bash>x=1; echo $x</bash>")
         known = children()
         await trajectory.act(1, "<bash>while :; do :; done & </bash>")
-        await eventually(lambda: not known <= children(), seconds=20)
+        await eventually(lambda: not known <= children())
         answer = await trajectory.act(2, "<bash>echo ${x-lost}</bash>")
         assert text_of(answer.observations[0]).endswith("are lost]\nlost")
         await trajectory.close()

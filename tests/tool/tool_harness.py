@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import grpc.aio
 import psutil
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from waiting import PATIENCE, eventually, no_more
 
 from tool_service.config import ToolServiceConfig
 from tool_service.server import ToolServer
@@ -47,16 +47,36 @@ class Service:
         self.stub: Any = tool_pb2_grpc.ToolServiceStub(channel)
 
     async def status(self) -> tool_pb2.GetStatusResponse:
-        return await self.stub.GetStatus(tool_pb2.GetStatusRequest(), timeout=5)
+        return await self.stub.GetStatus(tool_pb2.GetStatusRequest(), timeout=PATIENCE)
 
     async def sessions(self) -> int:
         status = await self.status()
         return status.sessions_open + status.sessions_leased
 
+    async def runs(self, turns: int) -> None:
+        """Wait until so many turns run."""
+
+        async def so_many() -> bool:
+            return (await self.status()).turns_running == turns
+
+        await eventually(so_many)
+
+    async def leases(self, sessions: int) -> None:
+        """Wait until so many sessions have no stream."""
+
+        async def so_many() -> bool:
+            return (await self.status()).sessions_leased == sessions
+
+        await eventually(so_many)
+
+    def probe(self, name: str) -> Any:
+        """The class of one of the test's own tools, in plugins/, with what it counts."""
+        return self.server.registry.get_tool(name).tool
+
     async def call(self, tool: str, text: str, context: Mapping[str, Any] | None = None, **fields: Any) -> Any:
         """Execute one action that stands between the tool's tags; its only observation."""
         request = tool_pb2.ExecuteRequest(tool=binding(tool, context), text=f"<{tool}>{text}</{tool}>", **fields)
-        (observation,) = (await self.stub.Execute(request, timeout=30)).observations
+        (observation,) = (await self.stub.Execute(request, timeout=PATIENCE)).observations
         return observation
 
 
@@ -64,13 +84,13 @@ class Trajectory:
     """One Interact stream."""
 
     def __init__(self, service: Service, trajectory_id: str = "t", key: str = "k") -> None:
-        self.id, self.key = trajectory_id, key
+        self.service, self.id, self.key = service, trajectory_id, key
         self.call = service.stub.Interact()
 
     async def send(self, **message: Any) -> None:
         await self.call.write(tool_pb2.InteractRequest(**message))
 
-    async def receive(self, patience: float = 20) -> tool_pb2.InteractResponse:
+    async def receive(self, patience: float = PATIENCE) -> tool_pb2.InteractResponse:
         """The next message. Raises AioRpcError when the stream ends with an error, EOFError when it ends without."""
         response = await asyncio.wait_for(self.call.read(), patience)
         if response is grpc.aio.EOF:
@@ -89,7 +109,7 @@ class Trajectory:
         await self.send(open=message)
         return (await self.receive()).opened
 
-    async def act(self, turn: int, text: str, patience: float = 20, **fields: Any) -> tool_pb2.ObservationTurn:
+    async def act(self, turn: int, text: str, patience: float = PATIENCE, **fields: Any) -> tool_pb2.ObservationTurn:
         await self.send(action=tool_pb2.ActionTurn(turn=turn, text=text, **fields))
         return (await self.receive(patience)).observation
 
@@ -101,7 +121,7 @@ class Trajectory:
 
     async def code(self) -> grpc.StatusCode:
         """The status with which the stream ends."""
-        return await asyncio.wait_for(self.call.code(), 20)
+        return await asyncio.wait_for(self.call.code(), PATIENCE)
 
 
 def binding(tool: str, context: Mapping[str, Any] | None = None) -> common_pb2.ToolBinding:
@@ -159,14 +179,7 @@ async def nothing_left(service: Service) -> AsyncIterator[None]:
         before = again
         await asyncio.sleep(0.05)
     yield
-    more: dict[str, tuple[int, int]] = {}
-    for _ in range(250):
-        after = await _footprint(service)
-        more = {name: (before[name], after[name]) for name in after if after[name] > before[name]}
-        if not more:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"left behind (before, after): {more}")
+    await no_more(before, lambda: _footprint(service))
 
 
 async def _footprint(service: Service) -> dict[str, int]:
@@ -186,16 +199,3 @@ async def _footprint(service: Service) -> dict[str, int]:
 def children() -> set[int]:
     """Processes below this one."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-async def eventually(condition: Any, seconds: float = 5.0, pause: float = 0.01) -> None:
-    """Wait until a condition (a function, or one that makes a coroutine) holds. `pause`: between two looks."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(pause)

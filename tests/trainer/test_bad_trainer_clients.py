@@ -1,7 +1,5 @@
 """Whatever a client of the trainer does wrong has a defined status, leaves nothing behind, and harms nobody."""
 
-# ruff: noqa: ASYNC110 - what is waited for is gRPC's, or the pool's own doing
-
 from __future__ import annotations
 
 import asyncio
@@ -21,6 +19,7 @@ import yaml
 from calls import outcome
 from services import letters_run, rollout_service, tool_service, trainer_service, watch
 from trainer_harness import run_config, task
+from waiting import PATIENCE, eventually, no_more
 
 from trainer_service.config import SamplingConfig
 from trainer_service.rollouts import Assignment, RolloutPool, Sampled
@@ -52,15 +51,11 @@ async def nothing_left(client: TrainerClient, folder: Path) -> AsyncIterator[Non
 
     runs = await client.list_runs()
     before = footprint()
-    meanwhile = asyncio.create_task(client.list_runs(timeout=5))
+    meanwhile = asyncio.create_task(client.list_runs(timeout=PATIENCE))
     yield
     assert await meanwhile == runs
-    assert await client.list_runs(timeout=5) == runs
-    for _ in range(250):
-        if all(after <= before[name] for name, after in footprint().items()):
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"left behind: {before} became {footprint()}")
+    assert await client.list_runs(timeout=PATIENCE) == runs
+    await no_more(before, footprint)
 
 
 def raw(client: TrainerClient, name: str, message: bytes) -> Any:
@@ -192,10 +187,10 @@ async def test_two_starts_at_once_with_different_configs_are_one_run_and_a_refus
 async def test_everything_is_answered_while_a_run_starts(client: TrainerClient, model_path: Path) -> None:
     starting = asyncio.create_task(client.start_run("run", a_run(model_path)))
     while not starting.done():
-        assert [run.run_id for run in await client.list_runs(timeout=5)] in ([], ["run"])
+        assert [run.run_id for run in await client.list_runs(timeout=PATIENCE)] in ([], ["run"])
         code, _ = await outcome(client._stub.GetRun(pb.GetRunRequest(run_id="run")))
         assert code in (Code.OK, Code.NOT_FOUND)
-    assert (await client.get_run("run", timeout=5)).state in (pb.RUN_STATE_STARTING, pb.RUN_STATE_RUNNING)
+    assert (await client.get_run("run", timeout=PATIENCE)).state in (pb.RUN_STATE_STARTING, pb.RUN_STATE_RUNNING)
     assert (await client.start_run("run", a_run(model_path))).run_id == "run"
 
 
@@ -233,9 +228,7 @@ async def test_watchers_that_do_not_read_go_away_or_are_killed(
     assert (await watch(client, "run"))[0].sequence == 1
     for call in silent:
         call.cancel()
-    async with asyncio.timeout(10):
-        while len(asyncio.all_tasks()) > tasks:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: len(asyncio.all_tasks()) <= tasks)
 
 
 async def test_what_is_asked_of_a_run_that_is_over(client: TrainerClient, model_path: Path) -> None:
@@ -264,9 +257,8 @@ async def test_a_pool_that_idles_for_longer_than_its_stream_may_is_not_hurt(mode
     ):
         for number in range(2):
             assignment = Assignment(str(number), task(), SamplingConfig(), seed=7)
-            result = await asyncio.wait_for(pool.sample(assignment), 30)
+            result = await asyncio.wait_for(pool.sample(assignment), PATIENCE)
             assert isinstance(result, Sampled)
             connects = said.count("(connect)")
-            while said.count("(connect)") == connects:
-                await asyncio.sleep(0.02)
+            await eventually(lambda: said.count("(connect)") > connects)  # noqa: B023 - awaited here
         assert pool.infra_failures == 0

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_harness import judged, run_config, sequences, task
+from waiting import PATIENCE
 
 from trainer_service.accuracy import Failures
 from trainer_service.checkpoint import Checkpoints, RunState
@@ -199,7 +200,7 @@ async def test_a_watcher_sees_new_events_until_the_run_ends(tmp_path: Path) -> N
         log.notify(str(number))
         await asyncio.sleep(0)
     log.set_live(False)
-    assert await asyncio.wait_for(watching, 5) == [str(number) for number in range(5)]
+    assert await asyncio.wait_for(watching, PATIENCE) == [str(number) for number in range(5)]
 
 
 async def collect(log: EventLog) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from trainer_harness import DEMO, run_config, run_values
+from waiting import PROGRAM
 
 from trainer_service import names
 from trainer_service.config import RunConfig, check, warnings
@@ -123,4 +124,4 @@ def test_a_check_loads_neither_torch_nor_verl(model_path: Path) -> None:
         "import json; check(convert(json.loads(sys.argv[1]), RunConfig))\n"
         "assert not {'torch', 'verl', 'transformers'} & set(sys.modules), 'heavy'\n"
     )
-    subprocess.run([sys.executable, "-c", light, json.dumps(run_values(model_path))], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", light, json.dumps(run_values(model_path))], check=True, timeout=PROGRAM)

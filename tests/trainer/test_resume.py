@@ -15,6 +15,7 @@ import yaml
 from run_files import ledger, same_run, steps
 from service_processes import Death, ServiceForker, rollout_values, tool_values
 from services import last_state, letters_run, notices, rollout_service
+from waiting import PATIENCE
 
 from trainer_service.runs import MOST_DEATHS
 from turnwire.client.tools import ToolClient
@@ -249,7 +250,7 @@ async def test_a_run_stops_while_its_rollout_service_is_away_and_goes_on_exactly
             trainer.events.append(event)
             if "weights cannot be sent" in " ".join(notices(trainer.events)):
                 break
-        stopped = await client.stop_run("run", timeout=60)
+        stopped = await client.stop_run("run", timeout=PATIENCE)
         assert (stopped.state, stopped.step) == (trainer_pb2.RUN_STATE_STOPPED, 1)
     process.kill()
     forker.start("rollout_service", rollout_values(model_path, tools, service.port))

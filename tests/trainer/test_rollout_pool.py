@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from trainer_harness import run_config, sequences, task
+from waiting import PATIENCE
 
 from trainer_service.config import RolloutConfig, SamplingConfig
 from trainer_service.data.dataset import Source, TrainingStream
@@ -91,8 +92,8 @@ DONE, INFRA = common_pb2.STOP_REASON_FINAL_ANSWER, common_pb2.STOP_REASON_INFRA_
 
 
 def pool_config(**values: Any) -> RolloutConfig:
-    retry = {"attempts": 3, "first_delay_seconds": 0.01, "max_delay_seconds": 0.05, "patience_seconds": 0.5}
-    return run_config(rollout={"retry": retry, **values}).rollout
+    retry = {"attempts": 3, "first_delay_seconds": 0.01, "max_delay_seconds": 0.05, "patience_seconds": PATIENCE}
+    return run_config(rollout={**values, "retry": {**retry, **values.get("retry", {})}}).rollout
 
 
 @asynccontextmanager
@@ -141,10 +142,10 @@ async def test_one_that_fails_while_others_succeed_is_given_up_after_its_attempt
 
 
 async def test_an_outage_is_waited_out_and_only_then_given_up() -> None:
-    async with pool_on(lambda wanted, attempt: INFRA) as (pool, service, _):
+    async with pool_on(lambda wanted, attempt: INFRA, retry={"patience_seconds": 0.5}) as (pool, service, _):
         result = await pool.sample(assignment())
     assert isinstance(result, Lost)
-    assert len(service.seen) > 5
+    assert len(service.seen) > 3, "more often than what fails alone"
 
 
 async def test_a_lost_stream_costs_no_attempt_and_everything_is_asked_for_again() -> None:

@@ -21,6 +21,7 @@ from services import (
     watch,
 )
 from staged import staged
+from waiting import PATIENCE
 
 from rollout_service.staging import StagedWeights
 from trainer_service.ledger import audit
@@ -97,7 +98,7 @@ async def test_tasks_that_the_tools_refuse_stop_the_run_at_once(model_path: Path
     data = {"train": [{"kind": "parquet", "path": str(tmp_path / "train.parquet")}], "eval": []}
     values = letters_run(model_path, data=data, tools=["pythn"], rollout={"retry": {"patience_seconds": 600}})
     async with all_services(model_path, tmp_path / "runs") as (client, _):
-        events = await asyncio.wait_for(finished(client, "run", values), 60)
+        events = await asyncio.wait_for(finished(client, "run", values), PATIENCE)
     state, detail = last_state(events)
     assert state == "FAILED"
     assert detail.startswith("step 1: 16 of 16 trajectories failed; the first: invalid task: unknown tool 'pythn'")

@@ -21,6 +21,7 @@ from services import (
     trainer_service,
     watch,
 )
+from waiting import PATIENCE
 
 from turnwire.client.trainer import TrainerClient
 from turnwire.errors import (
@@ -148,8 +149,8 @@ async def test_calls_are_answered_while_a_run_waits_for_its_rollout_service(mode
         async for event in client.watch_run("run"):
             if event.WhichOneof("event") == "notice" and "waiting" in event.notice.text:
                 break
-        assert (await client.get_run("run", timeout=2)).state == pb.RUN_STATE_RUNNING
-        assert (await client.stop_run("run", timeout=20)).state == pb.RUN_STATE_STOPPED
+        assert (await client.get_run("run", timeout=PATIENCE)).state == pb.RUN_STATE_RUNNING
+        assert (await client.stop_run("run", timeout=PATIENCE)).state == pb.RUN_STATE_STOPPED
 
 
 async def test_a_run_that_cannot_go_on_fails_with_the_reason(model_path: Path, tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ class ScriptedToolService(tool_pb2_grpc.ToolServiceServicer):
         self.full_at: set[int] = set()
         """Turns that are refused as RESOURCE_EXHAUSTED, without being executed, once each."""
         self.lease = 2.0
-        self.delay = 0.0
+        self.may_answer = asyncio.Event()
+        """While it is cleared, turns are executed and not answered."""
+        self.may_answer.set()
 
     async def ListTools(self, request: Any, context: Any) -> tool_pb2.ListToolsResponse:  # noqa: N802
         raise ConfigError([Problem("tools.python", "is broken"), Problem("sandbox.tier", "too weak")], "tool.yaml")
@@ -64,7 +66,7 @@ class ScriptedToolService(tool_pb2_grpc.ToolServiceServicer):
             if turn == len(answers):
                 self.executed.append((opening.trajectory_id, turn))
                 answers.append(request.action.text)
-                await asyncio.sleep(self.delay)
+                await self.may_answer.wait()
             if turn in self.drop_before_answer:
                 self.drop_before_answer.remove(turn)
                 raise UnavailableError("connection lost")

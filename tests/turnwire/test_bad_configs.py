@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from waiting import PROGRAM
 
 from turnwire import cli
 from turnwire.cli import launch
@@ -131,7 +132,11 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(override: str, ex
 @pytest.mark.parametrize("name", ["", "no/such.yaml", "x" * 5000])
 def test_a_config_that_is_not_there_exits_with_1_and_no_traceback(name: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "turnwire.cli", "check", name], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "turnwire.cli", "check", name],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM,
+        check=False,
     )
     assert result.returncode == 1
     assert result.stderr.startswith("error: ")
@@ -160,7 +165,7 @@ def test_texts_in_brackets_are_shown_as_they_are() -> None:
         [sys.executable, "-m", "turnwire.cli", "check", "demo", "rollout.x[/foo]=3"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM,
         check=False,
         env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": "40"},
     )

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import PROGRAM
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 def benchmarks(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks", *map(str, arguments)]
     variables = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=ROOT, env=variables)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PROGRAM, check=False, cwd=ROOT, env=variables
+    )
 
 
 def results() -> dict[str, bytes]:

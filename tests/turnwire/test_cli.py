@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from waiting import PATIENCE, PROGRAM
 
 from turnwire import cli as turnwire_cli
 from turnwire.cli import check, launch
@@ -35,7 +36,7 @@ def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def turnwire(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "turnwire.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "turnwire.cli", *arguments], capture_output=True, text=True, timeout=PROGRAM, check=False
     )
 
 
@@ -244,7 +245,7 @@ def test_a_command_on_a_page_is_one_and_its_config_is_good(line: str, tmp_path: 
     assert (found.problems, found.warnings) == ([], [])
 
 
-def wait_for(condition: object, seconds: float = 60.0) -> None:
+def wait_for(condition: object, seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end, "timed out"
@@ -266,7 +267,7 @@ def up(tmp_path: Path) -> object:
     yield process
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(PATIENCE)
 
 
 def announced(process: subprocess.Popen[str]) -> dict[str, dict[str, str]]:
@@ -283,14 +284,14 @@ def test_up_starts_three_services_and_ctrl_c_stops_them(up: subprocess.Popen[str
     assert turnwire("tools", "--target", document["targets"]["tool"]).returncode == 0
     pids = [int(pid) for pid in document["pids"].values()]
     up.send_signal(signal.SIGINT)
-    assert up.wait(60) == 0
+    assert up.wait(PATIENCE) == 0
     assert not any(alive(pid) for pid in pids)
 
 
 def test_a_service_that_dies_is_reported_with_the_tail_of_its_log(up: subprocess.Popen[str]) -> None:
     document = announced(up)
     os.kill(int(document["pids"]["rollout"]), signal.SIGKILL)
-    assert up.wait(60) == 1
+    assert up.wait(PATIENCE) == 1
     assert up.stderr is not None
     message = up.stderr.read()
     assert "the rollout service was killed by SIGKILL" in message

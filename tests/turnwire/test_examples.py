@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from running_services import running_services
+from waiting import PROGRAM
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 def example(name: str, *arguments: str) -> str:
     command = [sys.executable, f"examples/{name}.py", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PROGRAM, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import PROGRAM
 
 ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = """
@@ -45,7 +46,7 @@ def turnwire(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]
         [sys.executable, "-m", "turnwire.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PROGRAM,
         check=False,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(site)},

@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 from certificates import add_token, client, make, serving, tls
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import PATIENCE, eventually
 
 from turnwire.client import ConnectionSecurity, ToolClient, TrainerClient, open_channel
 from turnwire.errors import ExhaustedError, UnavailableError
@@ -71,9 +72,7 @@ async def test_calls_that_end_in_any_way_are_given_back(made: Path) -> None:
             stream = await opened(tools)
             stream.cancel()
             await asyncio.wait([asyncio.ensure_future(stream.code())])
-        async with asyncio.timeout(5):
-            while server._gate._running:  # noqa: ASYNC110 - a cancelled call ends at the server a little later
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not server._gate._running)  # a cancelled call ends at the server a little later
         assert server._gate._quotas._clients == {}
         await tools.get_status()
 
@@ -95,16 +94,14 @@ async def test_a_client_that_calls_too_often_is_told_when_to_come_back(made: Pat
 
 async def test_a_rate_lets_calls_begin_again_with_time(made: Path) -> None:
     async with (
-        serving(quotas(made, requests_per_second=20, burst=1)) as server,
+        serving(quotas(made, requests_per_second=2, burst=1)) as server,
         ToolClient(server.address, security(made, "one")) as tools,
     ):
-        for _ in range(3):
-            answers = await asyncio.gather(*(tools.get_status() for _ in range(3)), return_exceptions=True)
-            refused = [answer for answer in answers if isinstance(answer, ExhaustedError)]
-            assert refused
-            await asyncio.sleep(max(error.retry_after or 0 for error in refused))
-            await tools.get_status()
-            await asyncio.sleep(0.05)
+        answers = await asyncio.gather(*(tools.get_status() for _ in range(3)), return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, ExhaustedError)]
+        assert refused
+        await asyncio.sleep(max(error.retry_after or 0 for error in refused))
+        await tools.get_status()
 
 
 async def test_without_tokens_a_client_is_a_certificate(made: Path, tmp_path: Path) -> None:
@@ -228,8 +225,7 @@ async def test_a_draining_service_says_when_to_come_back_serves_who_looks_and_en
         assert not stopping.done()
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
-        async with asyncio.timeout(10):
-            await stopping
+        await asyncio.wait_for(stopping, PATIENCE)
 
 
 async def test_a_call_that_a_draining_service_refuses_is_served_by_the_one_that_comes_after(made: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import ENDLESS, PATIENCE
 
 from turnwire import weights
 from turnwire.client import RolloutClient, rollout_limits, rollout_task
@@ -52,7 +53,7 @@ class ScriptedRolloutService(rollout_pb2_grpc.RolloutServiceServicer):
             )
 
     async def Score(self, request: Any, context: Any) -> rollout_pb2.ScoreResponse:  # noqa: N802
-        await asyncio.sleep(60)
+        await asyncio.sleep(ENDLESS)
         raise AssertionError("nobody waits so long")
 
     async def GetWeightInfo(self, request: Any, context: Any) -> rollout_pb2.GetWeightInfoResponse:  # noqa: N802
@@ -142,7 +143,7 @@ async def test_leaving_a_stream_early_cancels_it(client: RolloutClient, script: 
     async with client.rollouts() as stream:
         await stream.submit(tasks(1)[0])
         assert await anext(aiter(stream))
-    await asyncio.wait_for(script.ended.wait(), 5)
+    await asyncio.wait_for(script.ended.wait(), PATIENCE)
 
 
 async def test_generated_parts_are_joined_with_their_versions(client: RolloutClient) -> None:

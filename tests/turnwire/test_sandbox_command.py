@@ -18,6 +18,7 @@ from typing import Any
 import docker
 import pytest
 from click.testing import CliRunner, Result
+from waiting import PATIENCE, PROGRAM
 
 from tool_service.sandbox import hostile
 from tool_service.sandbox.docker_config import DEFAULT_IMAGE
@@ -38,7 +39,7 @@ def test_a_check_says_what_holds_and_what_a_sandbox_sees() -> None:
     command = [sys.executable, "-m", "turnwire.cli", "sandbox", "check", "limits.processes=48"]
     command += ["--only", "state-persists,B9-stop,G1-environment"]
     environment = {**os.environ, "COLUMNS": "80"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
@@ -79,7 +80,7 @@ def test_a_check_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: 
             assert running.poll() is None
             time.sleep(0.01)
         running.send_signal(number)
-        assert running.wait(60) == 128 + number
+        assert running.wait(PATIENCE) == 128 + number
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,6 +15,7 @@ import pytest
 from certificates import make
 from commands import ROOT, interrupt, run, run_and_act
 from running_services import running_services
+from waiting import PROGRAM
 
 SMALL = ("evaluation.before=false", "training.prompts_per_step=2", "rollout.group_size=2", "evaluation.tasks=1")
 
@@ -83,7 +84,7 @@ def shell(script: str, secured: Secured) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROGRAM,
         check=False,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from waiting import PATIENCE
 
 from turnwire import errors
 from turnwire.boundary import status_of
@@ -28,11 +29,15 @@ class RaisingTrainer(trainer_pb2_grpc.TrainerServiceServicer):
 
     error: Exception = ZeroDivisionError("not set")
 
+    def __init__(self) -> None:
+        self.stopping, self.may_stop = asyncio.Event(), asyncio.Event()
+
     async def GetRun(self, request: Any, context: Any) -> trainer_pb2.GetRunResponse:  # noqa: N802
         raise self.error
 
     async def StopRun(self, request: Any, context: Any) -> trainer_pb2.StopRunResponse:  # noqa: N802
-        await asyncio.sleep(0.3)
+        self.stopping.set()
+        await self.may_stop.wait()
         return trainer_pb2.StopRunResponse(run=trainer_pb2.Run(run_id="late"))
 
     async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[trainer_pb2.WatchRunResponse]:  # noqa: N802
@@ -75,7 +80,7 @@ async def test_a_long_message_is_cut_so_that_it_arrives_under_its_own_status(
     servicer.error = errors.NotFoundError(f"begins {text}", retry_after=1.0)
     for _ in range(20):  # grpc refuses long trailers by chance
         with pytest.raises(errors.NotFoundError, match=r"(?s)^begins .*…$") as caught:
-            await asyncio.wait_for(client.get_run("x"), 10)
+            await asyncio.wait_for(client.get_run("x"), PATIENCE)
         assert caught.value.retry_after == pytest.approx(1.0)
 
 
@@ -128,13 +133,14 @@ async def test_watching_goes_on_after_the_last_event_when_the_connection_is_lost
 async def test_stopping_lets_running_calls_finish_and_says_not_serving(
     raising: tuple[RaisingTrainer, Server, TrainerClient],
 ) -> None:
-    _, server, client = raising
+    servicer, server, client = raising
     assert await client.is_healthy()
     running = asyncio.create_task(client.stop_run("x"))
-    await asyncio.sleep(0.1)
-    stopping = asyncio.create_task(server.stop(5))
-    await asyncio.sleep(0.05)
-    assert not await client.is_healthy(0.5)
+    await servicer.stopping.wait()
+    stopping = asyncio.create_task(server.stop(PATIENCE))
+    while await client.is_healthy():
+        pass
+    servicer.may_stop.set()
     assert (await running).run_id == "late"
     await stopping
 

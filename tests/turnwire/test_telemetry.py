@@ -25,6 +25,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from waiting import ENDLESS, PATIENCE
 
 from tool_service.config import ToolServiceConfig
 from tool_service.server import ToolServer
@@ -52,7 +53,7 @@ async def served() -> AsyncIterator[ToolServer]:
 def config_of(**sections: Any) -> ToolServiceConfig:
     values = {
         "plugins": {"directories": [str(PLUGINS)], "exclude": ["bash", "python", "sql", "unit_tests"]},
-        "sessions": {"lease_seconds": 0.5},
+        "sessions": {"lease_seconds": ENDLESS},
         **sections,
     }
     return convert(values, ToolServiceConfig)
@@ -74,13 +75,13 @@ async def scrape(server: ToolServer | Server) -> dict[str, float]:
 
 async def becomes(look: Callable[[], Awaitable[Any]], expected: Any) -> None:
     """Look until it is so: what a scrape shows cannot be waited for."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while await look() != expected:  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.01)
 
 
 def read(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
         text: str = answer.read().decode()
     return text
 
@@ -89,7 +90,7 @@ async def test_calls_are_counted_by_tool_and_by_what_went_wrong(served: ToolServ
     async with ToolClient(address(served)) as client, await client.open("t", ["noop", "sleep"]) as session:
         await session.act("<noop>x</noop>")
         await session.act("<noop>x</noop>")
-        await session.act("<sleep>60</sleep>", timeout=0.05)
+        await session.act(f"<sleep>{ENDLESS}</sleep>", timeout=0.05)
         await session.act([tool_call("not a tool")])
         await client.execute("noop", "<noop>x</noop>")
     found = await scrape(served)
@@ -165,7 +166,7 @@ async def test_what_is_refused_at_the_gate_is_counted_too(tmp_path: Path) -> Non
 
 async def test_a_call_that_its_client_gives_up_is_counted_as_cancelled(served: ToolServer) -> None:
     async with ToolClient(address(served)) as client:
-        call = asyncio.create_task(client.execute("sleep", "<sleep>60</sleep>"))
+        call = asyncio.create_task(client.execute("sleep", f"<sleep>{ENDLESS}</sleep>"))
         running = 'turnwire_rpc_running{method="Execute",service="turnwire.v1.ToolService"}'
 
         async def count() -> float:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from records_of_a_run import write_run
 from rich.console import Console
+from waiting import PROGRAM
 
 from turnwire.cli import trajectory_view, view
 from turnwire.cli.records import Choice, find_run, select
@@ -122,7 +123,7 @@ def shell(command: str, run: Path, **environment: str) -> subprocess.CompletedPr
         ["bash", "-c", f'turnwire() {{ "{sys.executable}" -m turnwire.cli "$@"; }}; {command}'],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM,
         check=False,
         cwd=Path(__file__).parents[2],
         env={

@@ -64,6 +64,20 @@ class SleepTool(BaseTool):
         return ToolObservation(action.arguments.text)
 
 
+class HoldTool(BaseTool):
+    """Waits until a test lets go; `executed` counts for all."""
+
+    name = "hold"
+    description = "Waits until it is let go."
+    let_go: ClassVar[asyncio.Event] = asyncio.Event()
+    executed: ClassVar[int] = 0
+
+    async def execute(self, action: ToolAction[Any], turn: TurnContext) -> ToolObservation:
+        await HoldTool.let_go.wait()
+        HoldTool.executed += 1
+        return ToolObservation("let go")
+
+
 class TroubleTool(BaseTool):
     """Fails, or exaggerates, as its text says."""
 
