@@ -133,6 +133,7 @@ async def test_a_run_goes_on_while_services_are_replaced_killed_paused_and_cut_o
         stack.healthy(service)
 
 
+@pytest.mark.alone
 @pytest.mark.needs("engine-restart")
 async def test_a_run_goes_on_when_the_engine_itself_is_restarted(stack: Stack, tmp_path: Path) -> None:
     steps = 8

@@ -21,7 +21,7 @@ from turnwire.errors import ConfigError, InvalidRequestError
 from turnwire.tensors import from_tensor
 from turnwire.torch_weights import weight_tensors
 
-pytestmark = [pytest.mark.needs("vllm"), pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.needs("vllm"), pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
 PROMPT = np.arange(5, 75, dtype=np.int32)
 """Longer than two blocks of the prefix cache."""

@@ -14,7 +14,7 @@ from vllm_engines import vllm_engine
 
 from rollout_service.engines.base import Engine, UpdateMode
 
-pytestmark = [pytest.mark.needs("vllm"), pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.needs("vllm"), pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module", params=["llama"])

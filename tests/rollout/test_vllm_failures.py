@@ -20,7 +20,7 @@ from vllm_engines import vllm_engine
 from rollout_service.engines.base import Engine, Sampling, UpdateMode
 from turnwire.errors import InfraError, UnavailableError
 
-pytestmark = [pytest.mark.needs("vllm"), pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.needs("vllm"), pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from turnwire.tensors import from_tensor
 from turnwire.torch_weights import policy_tensors, weight_tensors
 from turnwire.v1 import common_pb2, rollout_pb2
 
-pytestmark = [pytest.mark.needs("vllm"), pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.needs("vllm"), pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
 
 def encoded(picture: Image.Image, kind: str = "PNG") -> common_pb2.MediaPart:

@@ -12,7 +12,7 @@ from service_conformance import ServiceConformance
 from tiny_models import TINY, make_model
 from vllm_engines import VLLM
 
-pytestmark = [pytest.mark.needs("vllm"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.needs("vllm"), pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ async def run(service: Service, name: str, steps: tuple[Step, ...], read_only: b
     ]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 async def test_every_case_has_its_outcome_and_leaves_nothing(
     service: Service, postgres: Postgres, passes: tuple[int, ...]
 ) -> None:

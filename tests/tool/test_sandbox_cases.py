@@ -27,7 +27,7 @@ def failures(report: Report) -> list[str]:
     return [*told, *report.problems]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("tier", TIERS)
 async def test_every_case_has_its_outcome_and_leaves_nothing(tier: str, passes: tuple[int, ...]) -> None:
     if tier == "isolated":  # what users run: alone and under load, always

@@ -12,7 +12,7 @@ import pytest
 
 from tool_service.sandbox.seccomp_profile import docker_profile
 
-pytestmark = [pytest.mark.needs("docker"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.needs("docker"), pytest.mark.timeout(1200)]
 
 IMAGE = "python:3.11-slim-bookworm"
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ def run(command: list[str], user: str, *flags: str) -> str:
     mounts = (f"--volume={ROOT}:/repository:ro", f"--volume={packages}:/packages:ro")
     environment = ("--env=PYTHONPATH=/repository:/packages", "--env=PYTHONDONTWRITEBYTECODE=1")
     arguments = ["docker", "run", "--rm", *mounts, *environment, f"--user={user}", *flags, IMAGE, *command]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=1000, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

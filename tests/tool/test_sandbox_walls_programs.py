@@ -83,7 +83,6 @@ async def test_common_programs_work(backend: ProcessBackend, name: str) -> None:
     )
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", PACKAGE_PROGRAMS)
 async def test_scientific_packages_work(backend: ProcessBackend, name: str) -> None:
     pytest.importorskip(name)

@@ -71,7 +71,7 @@ async def kill_in_mid_turn(
     await gone(traces)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("backend", "batches", "count", "each", "ready"),
     [
@@ -107,6 +107,7 @@ TAKEN_ALONG = "SESSION_LOST"
 """How the turn after one ends whose sandbox had more processes than could be ended in a second."""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("backend", "slots"),
     [pytest.param("process", 64, marks=PROCESS.marks), pytest.param("docker", 8, marks=DOCKER.marks)],

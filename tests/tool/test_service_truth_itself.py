@@ -23,7 +23,7 @@ from turnwire.v1 import tool_pb2
 Code = grpc.StatusCode
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @on_both_backends
 async def test_a_service_that_is_killed_takes_its_sandboxes_along_and_the_next_one_sweeps_the_rest(
     tmp_path: Path, backend: str

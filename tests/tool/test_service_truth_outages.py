@@ -22,7 +22,7 @@ from tool_service.sandbox import SandboxLimits, SandboxUnavailable
 from tool_service.sandbox.docker import DockerBackend
 from turnwire.v1 import tool_pb2
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a file system that can be filled needs root")
 

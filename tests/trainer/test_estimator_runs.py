@@ -21,7 +21,6 @@ from trainer_service.ledger import audit
 from turnwire.client.trainer import TrainerClient
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.needs("isolated-sandbox"),
     pytest.mark.asyncio(loop_scope="module"),
 ]

@@ -62,7 +62,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.needs("isolated-sandbox")
 async def test_failures_of_an_evaluation_show_in_events_metrics_and_summary(model_path: Path, tmp_path: Path) -> None:
     (tmp_path / "flaky.py").write_text(FLAKY)

@@ -51,7 +51,6 @@ def left_behind(folder: Path) -> list[Path]:
     return list(folder.glob("**/*-weights-*"))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.needs("isolated-sandbox")
 @pytest.mark.parametrize("way", ["file", "file elsewhere", "shm"])
 async def test_a_run_writes_both_and_sends_weights_through_a_file(

@@ -22,7 +22,7 @@ from turnwire.client.tools import ToolClient
 from turnwire.client.trainer import TrainerClient
 from turnwire.v1 import trainer_pb2
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
+pytestmark = pytest.mark.needs("isolated-sandbox")
 
 STEPS, EVALUATED = 4, 6
 """Steps of a run, and trajectories of each of its evaluations: before, after step 2, after step 4."""

@@ -26,7 +26,7 @@ from waiting import PATIENCE
 from rollout_service.staging import StagedWeights
 from trainer_service.ledger import audit
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
+pytestmark = pytest.mark.needs("isolated-sandbox")
 
 
 EXPECTED = {

@@ -142,7 +142,6 @@ class TestInASandbox:
             with pytest.raises(NotFoundError, match="has no tool 'unit_tests'"):
                 await score(address, TESTS, ADD)
 
-    @pytest.mark.timeout(300)
     async def test_a_run_is_judged_by_the_tool_service(self, model_path: Path, tmp_path: Path) -> None:
         data = tmp_path / "programs.jsonl"
         cases = [{"stdin": "", "stdout": ""}, {"stdin": "", "stdout": "not what a random policy writes"}]

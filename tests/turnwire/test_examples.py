@@ -13,7 +13,7 @@ from waiting import PROGRAM
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
+pytestmark = pytest.mark.needs("isolated-sandbox")
 
 
 @pytest.fixture(scope="module")

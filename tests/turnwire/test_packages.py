@@ -57,7 +57,6 @@ TASKS = "data.train=[{kind: procedural, generator: doubling, size: 4, arguments:
 CHOSEN = (TASKS, "data.eval=[]", "reward.name=brief_answer", "reward.options={bonus: 0.5}")
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.needs("isolated-sandbox")
 def test_a_run_uses_tools_tasks_and_a_reward_of_a_package(site: Path, tmp_path: Path) -> None:
     small = ("training.steps=1", "training.prompts_per_step=4", "rollout.group_size=2")

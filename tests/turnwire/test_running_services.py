@@ -13,7 +13,7 @@ from running_services import running_services
 ROOT = Path(__file__).parents[2]
 SMALL = ("evaluation.before=false", "training.prompts_per_step=2", "rollout.group_size=2", "evaluation.tasks=1")
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
+pytestmark = pytest.mark.needs("isolated-sandbox")
 
 
 @pytest.fixture(scope="module")

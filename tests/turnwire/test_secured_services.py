@@ -19,7 +19,7 @@ from waiting import PROGRAM
 
 SMALL = ("evaluation.before=false", "training.prompts_per_step=2", "rollout.group_size=2", "evaluation.tasks=1")
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
+pytestmark = pytest.mark.needs("isolated-sandbox")
 
 
 @dataclass

@@ -23,7 +23,7 @@ SMALL = (
     "services.tool.sandbox.pool.max=16",
 )
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("isolated-sandbox")]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.needs("isolated-sandbox")]
 
 
 def kill_vllm(process: subprocess.Popen[str]) -> None:
