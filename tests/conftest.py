@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,6 +134,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*names): what the test needs of the machine; see tests/conftest.py")
     config.addinivalue_line("markers", "alone: the test can run beside no other on this machine; see scripts/test")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Lanes show dots: what fails is named at once, and not only where the run comes to its end."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        sys.stderr.write(f"\nFAILED at {report.when}: {report.nodeid}\n")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

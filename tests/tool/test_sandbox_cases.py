@@ -8,6 +8,7 @@ import os
 
 import pytest
 from interpreters import readable_interpreter
+from waiting import PATIENCE
 
 from tool_service.sandbox import ProcessBackend, ProcessConfig, Sandbox, Tier, Turn, TurnResult, TurnStatus
 from tool_service.sandbox.hostile import CASES, ELSEWHERE, GROUPS, ROWS, Report, chosen, examine
@@ -32,7 +33,7 @@ def failures(report: Report) -> list[str]:
 async def test_every_case_has_its_outcome_and_leaves_nothing(tier: str, passes: tuple[int, ...]) -> None:
     if tier == "isolated":  # what users run: alone and under load, always
         passes = (1, 8)
-    report = await examine(lambda: backend_of(tier), CASES, passes)
+    report = await examine(lambda: backend_of(tier), CASES, passes, latest=PATIENCE)
     assert not failures(report), "\n\n".join(failures(report))
     assert report.tier == tier
     assert len(report.outcomes) == len(passes) * (len(CASES) - len(report.not_promised))
@@ -83,6 +84,12 @@ async def test_an_outcome_that_is_not_right_is_told(wrong: Case, says: str) -> N
     report = await examine(lambda: backend_of("isolated"), [wrong])
     assert not report.holds
     assert says in "\n".join(failures(report))
+
+
+@pytest.mark.needs("isolated-sandbox")
+async def test_an_answer_that_comes_too_late_is_told() -> None:
+    report = await examine(lambda: backend_of("isolated"), [case("A1-x", "", py("1", timeout=20.0))], latest=-20.0)
+    assert "with 20 s to run" in "\n".join(failures(report))
 
 
 @pytest.mark.needs("isolated-sandbox")

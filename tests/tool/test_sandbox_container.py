@@ -47,6 +47,8 @@ def run(command: list[str], user: str, *flags: str) -> str:
 
 @pytest.mark.parametrize("user", USERS)
 def test_every_case_of_the_restricted_tier_holds_in_a_default_container(user: str, passes: tuple[int, ...]) -> None:
+    if user != "root":  # its sandboxes share one limit of processes: fork bombs would be each other's neighbours
+        passes = (1,)
     seen = json.loads(run(["python3", "/repository/tests/tool/sandbox_in_container.py", *map(str, passes)], user))
     report = seen["report"]
     assert report["tier"] == "restricted"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from docker_harness import containers, docker_config, new_owner
 from test_sandbox_cases import failures
+from waiting import PATIENCE
 
 from tool_service.sandbox.docker import DockerBackend
 from tool_service.sandbox.hostile import CASES, examine
@@ -15,7 +16,7 @@ from tool_service.sandbox.hostile.case import DOCKER
 @pytest.mark.timeout(1800)
 async def test_every_case_has_its_outcome_and_leaves_nothing(passes: tuple[int, ...]) -> None:
     owner = new_owner()
-    report = await examine(lambda: DockerBackend(docker_config(), owner=owner), CASES, passes)
+    report = await examine(lambda: DockerBackend(docker_config(), owner=owner), CASES, passes, latest=PATIENCE)
     assert not failures(report), "\n\n".join(failures(report))
     assert set(report.not_promised) == {case.id for case in CASES if DOCKER not in case.backends}
     assert containers(owner) == []

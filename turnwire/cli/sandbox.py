@@ -87,7 +87,13 @@ def check(
         passes = (1,) if parallel == 1 else (1, parallel)
         with sandbox_report.Progress() as progress:
             report = _run_to_its_end(
-                hostile.examine(lambda: _backend(settings, tier), cases, passes, settings.limits, progress.add)
+                hostile.examine(
+                    lambda: _backend(settings, tier),
+                    cases,
+                    passes,
+                    limits=settings.limits,
+                    on_outcome=progress.add,
+                )
             )
     if as_json:
         output.print_json(sandbox_report.as_json(report))

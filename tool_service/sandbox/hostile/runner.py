@@ -9,7 +9,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from tool_service.sandbox.base import Sandbox, SandboxBackend, SandboxError, SandboxLimits, Turn, TurnResult, TurnStatus
+from tool_service.sandbox.base import (
+    GRACE_SECONDS,
+    Sandbox,
+    SandboxBackend,
+    SandboxError,
+    SandboxLimits,
+    Turn,
+    TurnResult,
+    TurnStatus,
+)
 from tool_service.sandbox.facts import seen_from_inside
 from tool_service.sandbox.hostile.bait import Bait
 from tool_service.sandbox.hostile.case import (
@@ -22,11 +31,15 @@ from tool_service.sandbox.hostile.case import (
     SIGNALED,
     TIMEOUT,
     Case,
+    Run,
+    Step,
     WrongOutcomeError,
 )
 from tool_service.sandbox.hostile.outside import outside_of
 from tool_service.sandbox.pool import WarmPool
 
+LATEST_SECONDS = GRACE_SECONDS + 0.5
+"""How long after its deadline a turn may be answered."""
 _SETTLE_SECONDS = 60.0
 """How long removals may take, of folders and containers on a machine that is busy."""
 _LOOK_SECONDS = 0.02
@@ -75,13 +88,17 @@ async def examine(
     make_backend: Callable[[], SandboxBackend],
     cases: Sequence[Case],
     passes: Sequence[int] = (1,),
+    *,
     limits: SandboxLimits | None = None,
+    latest: float = LATEST_SECONDS,
     on_outcome: Callable[[Outcome, int], None] = lambda outcome, total: None,
 ) -> Report:
     """Run the cases that a backend promises, once for each of `passes`, that many at a time.
 
-    `limits`: the user's, for the facts alone; cases have their own. `on_outcome` hears of each case as it ends, with
-    how many there will be. Raises `SandboxUnavailable` when the backend does not start.
+    `limits`: the user's, for the facts alone; cases have their own. `latest`: seconds after its deadline in which a
+    turn must be answered: on a machine that does other things beside this, nobody can promise the usual ones.
+    `on_outcome` hears of each case as it ends, with how many there will be. Raises `SandboxUnavailable` when the
+    backend does not start.
     """
     began = time.monotonic()
     bait = Bait()
@@ -95,7 +112,7 @@ async def examine(
             outcomes: list[Outcome] = []
             problems: list[str] = []
             for at_once in passes:
-                suite = _Pass(backend, bait, at_once, lambda outcome: on_outcome(outcome, total))
+                suite = _Pass(backend, bait, at_once, latest, lambda outcome: on_outcome(outcome, total))
                 outcomes += await suite.run(promised)
                 problems += suite.problems
             running = backend.stats().running
@@ -143,12 +160,18 @@ class _Pass:
     """One run through the cases, `at_once` at a time."""
 
     def __init__(
-        self, backend: SandboxBackend, bait: Bait, at_once: int, on_outcome: Callable[[Outcome], None]
+        self,
+        backend: SandboxBackend,
+        bait: Bait,
+        at_once: int,
+        latest: float,
+        on_outcome: Callable[[Outcome], None],
     ) -> None:
         self.problems: list[str] = []
         self._backend = backend
         self._bait = bait
         self._at_once = at_once
+        self._latest = latest
         self._on_outcome = on_outcome
         self._outside = outside_of(backend)
         self._pool = WarmPool(
@@ -228,7 +251,9 @@ class _Pass:
         try:
             async with asyncio.timeout(_CASE_SECONDS), self._taken() as sandbox:
                 for step in case.steps:
+                    began = time.monotonic()
                     result = await step.take(sandbox, self._bait.names)
+                    problems += self._late(step, time.monotonic() - began)
                     if result is not None:
                         kinds.append(result.status)
                         problems += self._never(result)
@@ -262,6 +287,11 @@ class _Pass:
             raise WrongOutcomeError(f"a dead sandbox answers {told.status}, not {LOST}")
         async with self._taken() as another:
             await self._clean(another, case)
+
+    def _late(self, step: Step, seconds: float) -> list[str]:
+        if isinstance(step, Run) and seconds > step.turn.timeout + self._latest:
+            return [f"the answer came after {seconds:.1f} s, with {step.turn.timeout:g} s to run"]
+        return []
 
     def _never(self, result: TurnResult) -> list[str]:
         problems = []
