@@ -222,23 +222,29 @@ class ServiceConformance:
             rollout_task(f"t{n}", f"question {n // 4}", ["echo"], temperature=0.9, top_p=0.9, seed=n, limits=limits)
             for n in range(40)
         ]
-        ended = []
-
-        async def watch() -> None:
-            async for event in client.run(tasks):
-                if isinstance(event, rollout_pb2.Trajectory):
-                    check_trajectory(event)
-                    ended.append(event)
-
         updates = {version: list(weight_tensors(reference.perturbed(version))) for version in (1, 2, 3)}
         before = (await client.get_server_info()).tokens_generated_total
-        watching = asyncio.create_task(watch())
-        for version, tensors in updates.items():
-            while (await client.get_server_info()).tokens_generated_total - before < version * 40:
-                await asyncio.sleep(0.002)
-            answer = await client.update_weights(tensors, version)
-            assert answer.checksum == checksum(specs_of(reference.weights[version]))
-        await watching
+        ended = []
+        async with client.rollouts() as stream:
+
+            async def watch() -> None:
+                async for event in stream:
+                    if isinstance(event, rollout_pb2.Trajectory):
+                        check_trajectory(event)
+                        ended.append(event)
+
+            watching = asyncio.create_task(watch())
+            for task in tasks[:20]:
+                await stream.submit(task)
+            for version, tensors in updates.items():
+                while (await client.get_server_info()).tokens_generated_total - before < version * 5:
+                    await asyncio.sleep(0.002)
+                answer = await client.update_weights(tensors, version)
+                assert answer.checksum == checksum(specs_of(reference.weights[version]))
+            for task in tasks[20:]:  # so that there are some after the updates, however fast the first ones were
+                await stream.submit(task)
+            await stream.finish()
+            await watching
         assert len(ended) == 40
         assert len({span.version for t in ended for span in t.segments[0].weight_spans}) >= 2
         for trajectory in ended:
