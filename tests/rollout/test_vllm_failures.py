@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,7 @@ from engine_reference import Reference
 from staged import staged
 from tiny_models import make_model
 from vllm_engines import vllm_engine
+from waiting import PROGRAM, eventually
 
 from rollout_service.engines.base import Engine, Sampling, UpdateMode
 from turnwire.errors import InfraError, UnavailableError
@@ -66,12 +67,6 @@ async def assert_weights(engine: Engine, reference: Reference, version: int) -> 
     assert (await engine.weight_info()).version == version
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110 - vLLM tells nobody
-            await asyncio.sleep(0.05)
-
-
 async def test_an_engine_that_is_killed_fails_its_requests_and_serves_again_with_its_weights(
     engine: Engine, reference: Reference
 ) -> None:
@@ -92,9 +87,9 @@ async def test_a_paused_engine_that_is_killed_is_paused_again(engine: Engine, re
     """And that it is dead is seen though nobody asks it for anything."""
     await engine.pause()
     kill_vllm()
-    await until(lambda: bool(engine.info().trouble))
+    await eventually(lambda: bool(engine.info().trouble), PROGRAM)
     waiting = asyncio.create_task(assert_weights(engine, reference, 5))
-    await until(lambda: not engine.info().trouble)
+    await eventually(lambda: not engine.info().trouble, PROGRAM)
     assert engine.info().paused
     await asyncio.sleep(0.5)
     assert not waiting.done()
@@ -139,4 +134,4 @@ async def test_one_that_is_killed_under_an_update_can_be_closed_while_it_is_bein
     await engine.close()
     with pytest.raises(UnavailableError):
         await waiting
-    await until(lambda: not engine_processes())
+    await eventually(lambda: not engine_processes(), PROGRAM)
