@@ -26,7 +26,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the engine `vllm`.
 
     tensor_parallel, data_parallel: over how many devices the model is split, and how many copies of it there are.
-    kv_cache_gib: memory for the cache of keys and values; unset: what vLLM takes by itself.
+    kv_cache_gib: memory for the cache of keys and values; unset: on a GPU what is left of nine tenths of its
+        memory, on a CPU 4.
     eager: run without compilation and graphs: starts sooner, and on a CPU without AVX-512 nothing is lost.
     adapters: LoRA adapters that requests may name: name to a folder as peft saves it. vLLM reads a folder at start and
         again after each weight update, so it must stay.

@@ -65,6 +65,9 @@ TESTED = SpecifierSet(">=0.32,<0.33")
 _SHUTDOWN_SECONDS = 5.0
 _DEATH_SECONDS = 0.2
 """Between two looks at whether vLLM lives."""
+_CPU_KV_CACHE_GIB = 4.0
+"""Where nothing is said. vLLM would take nine tenths of a machine's memory, which other services need as well, and not
+start where less is free."""
 _CPU_BLOCK_TOKENS = 32
 """vLLM's attention on a CPU takes multiples of it; the default of 128 leaves much of a turn out of the prefix cache."""
 
@@ -116,8 +119,11 @@ def arguments(config: EngineConfig) -> dict[str, Any]:
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
     }
-    if own.kv_cache_gib is not None:
-        found["kv_cache_memory_bytes"] = int(own.kv_cache_gib * 2**30)
+    cache = own.kv_cache_gib
+    if cache is None and current_platform.is_cpu() and "gpu_memory_utilization" not in own.options:
+        cache = _CPU_KV_CACHE_GIB
+    if cache is not None:
+        found["kv_cache_memory_bytes"] = int(cache * 2**30)
     if current_platform.is_cpu():
         found["block_size"] = _CPU_BLOCK_TOKENS
         # A seeded request whose prompt is computed in pieces ends vLLM's worker: after each piece it rewinds the

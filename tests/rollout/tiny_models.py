@@ -139,7 +139,7 @@ def make_model(folder: Path, kind: str = "llama", template: str = CHATML, seed: 
 def make_adapter(folder: Path, weights: dict[str, torch.Tensor], rank: int, seed: int) -> dict[str, torch.Tensor]:
     """Save a random LoRA adapter over every projection, as peft lays it out; gives what it adds to which weight.
 
-    What it adds is small beside the weights: a model of larger ones is so steep that rounding alone exceeds a tolerance.
+    What it adds is small beside the weights: a model of larger ones is so steep that rounding alone exceeds tolerances.
     """
     generator = torch.Generator().manual_seed(seed)
     files, added = {}, {}
