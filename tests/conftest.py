@@ -137,9 +137,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Lanes show dots: what fails is named at once, and not only where the run comes to its end."""
+    """Lanes show dots: what fails is told at once, and not only where the run comes to its end."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        sys.stderr.write(f"\nFAILED at {report.when}: {report.nodeid}\n")
+        crash = getattr(report.longrepr, "reprcrash", None)  # a failed import is text alone
+        reason = crash.message if crash else report.longreprtext
+        sys.stderr.write(f"\nFAILED at {report.when}: {report.nodeid}\n{reason[:2000]}\n")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

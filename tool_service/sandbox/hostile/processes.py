@@ -192,6 +192,17 @@ CASES: tuple[Case, ...] = (
         spoils=True,
     ),
     case(
+        "B20-traps-at-once",
+        "five signals in one moment, with a handler that raises in whatever runs",
+        py(
+            "import os, signal\nmany = range(34, 39)\ndef boom(*a): raise RuntimeError('trap')\n"
+            "for s in many: signal.signal(s, boom)\nsignal.pthread_sigmask(0, many)\n"
+            "for s in many: os.kill(os.getpid(), s)\nsignal.pthread_sigmask(1, many)",
+            ERROR,
+        ),
+        py("42", shows="42"),
+    ),
+    case(
         "B20-settrace",
         "a trace function that raises, from turn 1 on",
         py("import sys\ndef t(*a): raise ValueError\nsys.settrace(t)", OK, ERROR),
