@@ -65,7 +65,7 @@ TESTED = SpecifierSet(">=0.32,<0.33")
 _SHUTDOWN_SECONDS = 5.0
 _DEATH_SECONDS = 0.2
 """Between two looks at whether vLLM lives."""
-_CPU_KV_CACHE_GIB = 4.0
+_CPU_CACHE_BYTES = 4 << 30
 """Where nothing is said. vLLM would take nine tenths of a machine's memory, which other services need as well, and not
 start where less is free."""
 _CPU_BLOCK_TOKENS = 32
@@ -119,12 +119,12 @@ def arguments(config: EngineConfig) -> dict[str, Any]:
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
     }
-    cache = own.kv_cache_gib
-    if cache is None and current_platform.is_cpu() and "gpu_memory_utilization" not in own.options:
-        cache = _CPU_KV_CACHE_GIB
-    if cache is not None:
-        found["kv_cache_memory_bytes"] = int(cache * 2**30)
+    defaults: dict[str, Any] = {"enable_prefix_caching": True}
+    if own.kv_cache_gib is not None:
+        found["kv_cache_memory_bytes"] = int(own.kv_cache_gib * 2**30)
     if current_platform.is_cpu():
+        if "gpu_memory_utilization" not in own.options:  # which vLLM reads only where no bytes are given
+            defaults["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
         found["block_size"] = _CPU_BLOCK_TOKENS
         # A seeded request whose prompt is computed in pieces ends vLLM's worker: after each piece it rewinds the
         # request's generator, which cannot be done to a CPU's.
@@ -133,7 +133,7 @@ def arguments(config: EngineConfig) -> dict[str, Any]:
         found.update(_adapter_arguments(own.adapters))
     if clash := sorted(own.options.keys() & found.keys()):
         raise ConfigError([Problem("engine.vllm.options", f"{', '.join(clash)}: set by Turnwire's own settings")])
-    return {**found, "enable_prefix_caching": True, **own.options}
+    return {**defaults, **found, **own.options}
 
 
 def _adapter_arguments(adapters: Mapping[str, str]) -> dict[str, Any]:

@@ -20,8 +20,13 @@ def arguments(**settings: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("settings", "gib"),
-    [({}, 4), ({"kv_cache_gib": 1.5}, 1.5), ({"options": {"gpu_memory_utilization": 0.3}}, None)],
-    ids=["nothing", "an amount", "a share"],
+    [
+        ({}, 4),
+        ({"kv_cache_gib": 1.5}, 1.5),
+        ({"options": {"kv_cache_memory_bytes": 3 * 2**30}}, 3),
+        ({"options": {"gpu_memory_utilization": 0.3}}, None),
+    ],
+    ids=["nothing", "an amount", "vLLM's own argument", "a share"],
 )
 def test_on_a_cpu_the_cache_leaves_memory_to_others(settings: dict[str, Any], gib: float | None) -> None:
     """vLLM's own default is nine tenths of the machine's."""
