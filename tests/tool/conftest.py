@@ -13,10 +13,16 @@ from tool_harness import Service
 from turnwire.v1 import tool_pb2
 
 
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether the run may take longer: see `--thorough`."""
+    return bool(request.config.getoption("--thorough"))
+
+
 @pytest.fixture
-def passes(request: pytest.FixtureRequest) -> tuple[int, ...]:
+def passes(thorough: bool) -> tuple[int, ...]:
     """How many hostile cases run at a time. One by one takes minutes, and finds little more than who left something."""
-    return (1, 8) if request.config.getoption("--thorough") else (8,)
+    return (1, 8) if thorough else (8,)
 
 
 @pytest.fixture(scope="session")
