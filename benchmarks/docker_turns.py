@@ -105,7 +105,8 @@ async def _turns(client: ToolClient, tool: int, seconds: float) -> tuple[Row, Ro
 def _cpu(tool: int) -> dict[int, float]:
     """By process, each with what is below it. Shims are no children of the engine's; containers are their shims'."""
     found = {}
-    for pid in (os.getpid(), tool, *(process.pid for process in psutil.process_iter() if process.name() in ENGINE)):
+    engine = (process.pid for process in psutil.process_iter(["name"]) if process.info["name"] in ENGINE)
+    for pid in (os.getpid(), tool, *engine):
         with contextlib.suppress(psutil.NoSuchProcess):  # somebody else's container has ended
             found[pid] = cpu_seconds(pid)
     return found

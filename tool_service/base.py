@@ -198,7 +198,7 @@ class BaseTool(abc.ABC):
         return parsers.parse(text, self.name, type(self), self.config.parsers)
 
     async def prepare_sandbox(self, sandbox: Sandbox) -> None:
-        """Bring a new sandbox into the state that the tool expects, before its first call there: put files, set up.
+        """Bring a new sandbox into the state that the tool expects, before any call there: put files, set up.
 
         Happens again when a trajectory's sandbox was lost and replaced. Raise InvalidRequestError if the context
         turns out to be unusable.

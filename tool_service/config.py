@@ -43,8 +43,9 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     max: at once, those in use and those kept warm together.
     max_waiting: trajectories that may wait for one; beyond them the answer is RESOURCE_EXHAUSTED at once.
     wait_seconds: how long one waits before its turn is answered RESOURCE_EXHAUSTED. It may be sent again.
-    policy: what becomes of a sandbox whose trajectory is over. `discard`: it is ended, and another made. `recycle`: it
-        is emptied, and serves again once it is verified that nothing is left in it.
+    policy: what becomes of a sandbox whose trajectory is over. `discard`: it is ended, and another made. `recycle`: a
+        container is emptied, and serves again with a new supervisor, once it is verified that nothing is left in it;
+        the process backend, whose sandboxes are made as quickly, makes another.
     """
 
     ready: Annotated[int, msgspec.Meta(ge=0)] = 4
@@ -108,12 +109,14 @@ class SessionsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of turns. A trajectory may ask for less, never for more.
+    """Limits of turns. A trajectory may ask for less, never for more. With the defaults an answer fits into the 4 MiB
+    that gRPC's clients take unless told otherwise.
 
     turn_timeout_seconds: of a turn that names none.
     max_turn_timeout_seconds: a turn that asks for longer gets this.
     observation_bytes: of one observation's text (UTF-8); what is beyond is cut, and the text says so.
-    data_bytes: of one observation's structured data; when it is more, it is left out, and `error_detail` says so.
+    data_bytes: of one turn's structured data together; an observation's that does not fit is left out, and its
+        `error_detail` says so.
     media_bytes: of one turn's images and videos together; what does not fit is left out, and the text says so.
     action_bytes: a longer action is answered INVALID_ACTION.
     calls_per_turn: further calls of a turn are answered INVALID_ACTION.
@@ -123,7 +126,7 @@ class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_turn_timeout_seconds: Seconds = 600.0
     observation_bytes: Annotated[int, msgspec.Meta(ge=16, le=16 * 2**20)] = 64 * 1024
     data_bytes: Annotated[int, msgspec.Meta(ge=0)] = 2**20
-    media_bytes: Annotated[int, msgspec.Meta(ge=0)] = 4 * 2**20
+    media_bytes: Annotated[int, msgspec.Meta(ge=0)] = 2 * 2**20
     action_bytes: Count = 256 * 1024
     calls_per_turn: Count = 8
 
@@ -178,10 +181,10 @@ def check_limits(config: ToolServiceConfig) -> list[Problem]:
     """Whether the limits fit each other."""
     problems = []
     limits, message_bytes = config.limits, config.server.max_message_bytes
-    answer = limits.calls_per_turn * (limits.observation_bytes + limits.data_bytes) + limits.media_bytes
+    answer = limits.calls_per_turn * limits.observation_bytes + limits.data_bytes + limits.media_bytes
     if answer > message_bytes - _MESSAGE_OVERHEAD:
         message = (
-            f"an answer of calls_per_turn * (observation_bytes + data_bytes) + media_bytes = {answer} bytes does not "
+            f"an answer of calls_per_turn * observation_bytes + data_bytes + media_bytes = {answer} bytes does not "
             f"fit into server.max_message_bytes ({message_bytes}) less {_MESSAGE_OVERHEAD}; lower one, raise the other"
         )
         problems.append(Problem("limits", message))

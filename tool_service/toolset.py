@@ -2,7 +2,8 @@
 
 Invariants: calls run one after the other, in order of appearance, so that the same calls have the same effects; every
 call is answered by exactly one observation; the sandbox is taken at the first call that needs one, before any call of
-that turn has run, so that a turn refused for want of a sandbox has done nothing and may be sent again.
+that turn has run, so that a turn refused for want of a sandbox has done nothing and may be sent again; and all tools
+prepare it then, so that no program has been there before and could stand in their way.
 """
 
 from __future__ import annotations
@@ -66,7 +67,6 @@ class ToolSet:
         ]
         self._by_name = {tool.name: tool for tool in self._tools}
         self._access = _Access()
-        self._prepared: set[str] = set()
 
     @property
     def names(self) -> list[str]:
@@ -108,7 +108,7 @@ class ToolSet:
         context = TurnContext(
             self._trajectory_id, turn, time.monotonic() + seconds, limits.observation_bytes, self._access
         )
-        media_bytes = limits.media_bytes
+        room = wire.Room(limits.observation_bytes, limits.data_bytes, limits.media_bytes)
         for position, action in enumerate(actions):
             begin = time.monotonic()
             if position >= limits.calls_per_turn:
@@ -130,9 +130,7 @@ class ToolSet:
             target = answer.observations.add()
             target.tool = action.tool
             target.call_id = action.call_id or str(position)
-            media_bytes -= wire.fill_observation(
-                target, observation, limits.observation_bytes, limits.data_bytes, media_bytes
-            )
+            wire.fill_observation(target, observation, room)
             elapsed = time.monotonic() - begin
             target.elapsed.nanos, target.elapsed.seconds = _split(elapsed)
             if self._metrics is not None:
@@ -167,28 +165,32 @@ class ToolSet:
         return observation
 
     async def _prepare(self, actions: Sequence[ToolAction[Any]]) -> None:
-        """Have ready what the calls need: each tool's own means, and a sandbox, which each that needs it prepares
-        once."""
-        for name in dict.fromkeys(action.tool for action in actions if not action.error):
-            tool = self._by_name[name]
+        """Have ready what the calls need: each tool's own means, and a sandbox."""
+        called = [self._by_name[name] for name in dict.fromkeys(action.tool for action in actions if not action.error)]
+        for tool in called:
             try:
                 async with asyncio.timeout(PREPARE_SECONDS):
                     await tool.prepare()
             except TimeoutError as error:
-                raise InfraError(f"tool {name} could not be prepared within {PREPARE_SECONDS:g} s") from error
+                raise InfraError(f"tool {tool.name} could not be prepared within {PREPARE_SECONDS:g} s") from error
+        if self._access.sandbox is None and any(tool.needs_sandbox for tool in called):
+            sandbox = await self._taken()
+            try:
+                await self._prepare_sandbox(sandbox)
+            except BaseException:
+                await self._sandboxes.discard(sandbox)
+                raise
+            self._access.sandbox = sandbox
+
+    async def _prepare_sandbox(self, sandbox: Sandbox) -> None:
+        for tool in self._tools:
             if not tool.needs_sandbox:
                 continue
-            sandbox = self._access.sandbox
-            if sandbox is None:
-                sandbox = self._access.sandbox = await self._taken()
-            if name not in self._prepared:
-                try:
-                    async with asyncio.timeout(PREPARE_SECONDS):
-                        await tool.prepare_sandbox(sandbox)
-                except (TimeoutError, SandboxError) as error:
-                    await self._drop_sandbox()
-                    raise InfraError(f"a sandbox could not be prepared for tool {name}: {error}") from error
-                self._prepared.add(name)
+            try:
+                async with asyncio.timeout(PREPARE_SECONDS):
+                    await tool.prepare_sandbox(sandbox)
+            except (TimeoutError, SandboxError) as error:
+                raise InfraError(f"a sandbox could not be prepared for tool {tool.name}: {error}") from error
 
     async def _taken(self) -> Sandbox:
         begin = time.monotonic()
@@ -200,7 +202,6 @@ class ToolSet:
 
     async def _drop_sandbox(self) -> None:
         sandbox, self._access.sandbox = self._access.sandbox, None
-        self._prepared.clear()
         if sandbox is not None:
             await self._sandboxes.discard(sandbox)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from google.protobuf import duration_pb2, struct_pb2
 
 from tool_service.action import Media, ToolObservation, cut
@@ -111,46 +112,50 @@ def seconds_of(value: duration_pb2.Duration, what: str) -> float:
     return seconds
 
 
-def fill_observation(
-    target: tool_pb2.Observation, observation: ToolObservation, text_bytes: int, data_bytes: int, media_bytes: int
-) -> int:
-    """Write an observation within limits. Returns the bytes of media that it holds."""
+class Room(msgspec.Struct):
+    """What the observations of one turn may hold: of text each, of data and media what those before have left."""
+
+    text_bytes: int
+    data_bytes: int
+    media_bytes: int
+
+
+def fill_observation(target: tool_pb2.Observation, observation: ToolObservation, room: Room) -> None:
+    """Write an observation within limits, and take what it holds from the room."""
     if observation.error is not None:
         target.error = ERROR_KINDS[observation.error]
     if observation.detail:
         target.error_detail = _text(observation.detail)
-    used = 0
     if isinstance(observation.content, str):
         # A tool that cut its text wrote a note of its own, for which there is some room.
-        limit = text_bytes + (_ROOM_FOR_NOTE if observation.truncated else 0)
+        limit = room.text_bytes + (_ROOM_FOR_NOTE if observation.truncated else 0)
         text, full = cut(observation.content, limit)
         target.content.add().text = text
         target.truncated = observation.truncated or full > limit
         target.full_bytes = full if observation.full_bytes is None else observation.full_bytes
     else:
-        used = _fill_parts(target, observation, text_bytes, media_bytes)
+        _fill_parts(target, observation, room)
     if observation.data is not None:
-        _fill_data(target, observation.data, data_bytes)
-    return used
+        _fill_data(target, observation.data, room)
 
 
 _ROOM_FOR_NOTE = 256
 
 
-def _fill_parts(target: tool_pb2.Observation, observation: ToolObservation, text_bytes: int, media_bytes: int) -> int:
+def _fill_parts(target: tool_pb2.Observation, observation: ToolObservation, room: Room) -> None:
     parts: Sequence[str | Media] = observation.content
-    used, left, full = 0, text_bytes, 0
+    left, full = room.text_bytes, 0
     for part in parts:
         if isinstance(part, str):
             text, size = cut(part, max(left, 0))
             left -= size
             full += size
             target.truncated |= left < 0
-        elif used + len(part.data) > media_bytes:
+        elif len(part.data) > room.media_bytes:
             target.truncated = True
             text = f"[left out: {part.media_type} of {len(part.data)} bytes]"
         else:
-            used += len(part.data)
+            room.media_bytes -= len(part.data)
             message = common_pb2.MediaPart(data=part.data, media_type=part.media_type)
             is_video = part.media_type.startswith("video/")
             target.content.add(**{"video" if is_video else "image": message})
@@ -158,17 +163,19 @@ def _fill_parts(target: tool_pb2.Observation, observation: ToolObservation, text
         target.content.add().text = text
     target.truncated |= observation.truncated
     target.full_bytes = full if observation.full_bytes is None else observation.full_bytes
-    return used
 
 
-def _fill_data(target: tool_pb2.Observation, data: Mapping[str, Any], limit: int) -> None:
+def _fill_data(target: tool_pb2.Observation, data: Mapping[str, Any], room: Room) -> None:
     try:
         target.data.SetInParent()
         fill_struct(target.data, data)
         size = target.data.ByteSize()
-        problem = f"data left out: {size} bytes, at most {limit} are sent" if size > limit else ""
+        left = room.data_bytes
+        problem = f"data left out: {size} bytes, of a turn's at most {left} more are sent" if size > left else ""
     except TypeError as error:
         problem = f"data left out: {error}"
-    if problem:
+    if not problem:
+        room.data_bytes -= size
+    else:
         target.ClearField("data")
         target.error_detail = f"{target.error_detail}; {problem}" if target.error_detail else problem

@@ -8,6 +8,16 @@ from postgres_steps import DENIED, ERROR, LOST, MEMORY, TIMEOUT, Step, denied, m
 
 CATCHER = "do $$ begin loop begin perform pg_sleep(99); exception when query_canceled then null; end; end loop; end $$"
 
+
+def filling(statement: str) -> str:
+    """One that runs another 200 times, with the role's name and a megabyte of noise."""
+    noise = "select string_agg(md5(random()::text || i), '') from generate_series(1, 30000) i"
+    return (
+        f"do $$ declare noise text; begin {noise} into noise; for i in 1..200 loop "
+        f"execute format('{statement}', current_user, lpad(i::text, 8, '0') || noise); end loop; end $$"
+    )
+
+
 READ_ONLY: dict[str, tuple[Step, ...]] = {
     "I6-languages": (
         *denied("do $$ begin null; end $$", "do language plpgsql $$ begin loop null; end loop; end $$"),
@@ -29,6 +39,8 @@ READ_ONLY: dict[str, tuple[Step, ...]] = {
             "create temp table t(a int)",
             "create function f() returns int language sql as 'select 1'",
             "select gain()",
+            "select gain('', '')",
+            "select gains('')",
         ),
         no("drop table orders", "must be owner"),
         no("alter table orders add column x int", "must be owner"),
@@ -162,6 +174,7 @@ READ_WRITE: dict[str, tuple[Step, ...]] = {
     ),
     "I13-own-copy": (
         ok("drop view totals"),
+        ok("drop aggregate gains(text)"),
         ok("truncate orders"),
         ok("alter table customers add column age int"),
         ok("create index on customers(name)"),
@@ -191,6 +204,7 @@ READ_WRITE: dict[str, tuple[Step, ...]] = {
             MEMORY,
             TIMEOUT,
             ERROR,
+            LOST,
         ),
         ok("select 1"),
     ),
@@ -200,6 +214,20 @@ READ_WRITE: dict[str, tuple[Step, ...]] = {
             "grew past",
             LOST,
         ),
+        ok("select count(*) from customers", "2"),
+    ),
+    "I7-files-without-a-byte": (
+        no(
+            "do $$ begin for i in 1..50000 loop execute format('create table t%s()', i); if i % 100 = 0 then commit; end if; end loop; end $$",
+            "grew past",
+            LOST,
+        ),
+        ok(".schema", "customers: 2 rows"),
+    ),
+    "I7-fills-the-disk-beside-its-database": (
+        no(filling("alter role %I set application_name = %L"), "grew past", LOST),
+        ok("select count(*) from customers", "2"),
+        no(filling(f"alter role %I password ''SCRAM-SHA-256$4096:%s${'A' * 43}=:{'A' * 43}=''"), "grew past", LOST),
         ok("select count(*) from customers", "2"),
     ),
     "I12-ddl-flood": (

@@ -43,6 +43,8 @@ insert into orders(customer_id, total, size) values (1, 10.50, 'small'), (1, 4.2
 grant insert on customers to public;
 create function gain() returns text language sql security definer as
     $$ insert into customers values (66, 'Mallory'); select current_user::text $$;
+create function gain(text, text) returns text language sql security definer as 'select public.gain()';
+create aggregate gains(text) (sfunc = gain, stype = text);
 """
 """The template `shop`: what a careless operator may have granted in it must not reach the agent."""
 
@@ -103,6 +105,12 @@ class Postgres:
                 "select usename || ' in ' || datname from pg_stat_activity where usename <> 'postgres'"
             ),
         }
+
+    def log(self) -> str:
+        """What the server has said so far."""
+        engine = docker.from_env()  # one of our own, so that no connection is kept
+        with contextlib.closing(engine):
+            return str(engine.containers.get(self.container.id).logs().decode())
 
     def ours(self, owner: str = "turnwire") -> set[str]:
         """Databases of an owner's services, with those that wait, and roles of databases that are gone."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tool_harness import Service, Trajectory, error_of, text_of, texts
 
 from tool_service.action import cut
+from tool_service.config import TurnLimits
 from turnwire.v1 import tool_pb2
 
 
@@ -79,13 +80,29 @@ async def test_media_come_in_order_and_what_does_not_fit_is_named(service: Servi
 
 @pytest.mark.parametrize(
     ("what", "says"),
-    [("bad data", "object is not a JSON value"), ("deep data", "nested"), ("much data", "at most 100 are sent")],
+    [("bad data", "object is not a JSON value"), ("deep data", "nested"), ("much data", "at most 100 more are sent")],
 )
 async def test_data_that_cannot_be_sent_is_left_out_with_a_reason(service: Service, what: str, says: str) -> None:
     observation = await service.call("trouble", what)
     assert not observation.HasField("data")
     assert says in observation.error_detail
     assert text_of(observation)
+
+
+async def test_what_calls_of_a_turn_return_is_bounded_together(service: Service) -> None:
+    trajectory = Trajectory(service)
+    await trajectory.open("trouble")
+    first, again = (await trajectory.act(0, "<trouble>data</trouble><trouble>data</trouble>")).observations
+    assert first.HasField("data")
+    assert not again.HasField("data")
+    assert f"at most {100 - first.data.ByteSize()} more are sent" in again.error_detail
+    assert (await trajectory.act(1, "<trouble>data</trouble>")).observations[0].HasField("data")
+
+
+def test_an_answer_fits_into_what_clients_take_by_default() -> None:
+    limits = TurnLimits()
+    answer = limits.calls_per_turn * limits.observation_bytes + limits.data_bytes + limits.media_bytes
+    assert answer < 4 * 2**20 - 2**16
 
 
 async def test_data_is_sent_without_loss(service: Service) -> None:

@@ -9,16 +9,19 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import psycopg
 import pytest
 import tool_harness as harness
 from click.testing import CliRunner
-from postgres_harness import READY, Postgres, running, shop
+from postgres_harness import PASSWORD, READY, Postgres, running, shop
 from tool_harness import Trajectory, binding
 from waiting import PROGRAM, eventually
 
-from tool_service.sql.server import prefix_of
+from tool_service.sql import server
+from tool_service.sql.config import PostgresConfig
+from tool_service.sql.server import prefix_of, sweep
 from turnwire.cli import sandbox
-from turnwire.config import dump
+from turnwire.config import convert, dump
 from turnwire.v1 import tool_pb2, tool_pb2_grpc
 
 pytestmark = pytest.mark.needs("isolated-sandbox", "postgres")
@@ -81,6 +84,39 @@ async def test_the_sweep_command_removes_leftovers_of_this_owner_and_nothing_els
         for stranger in strangers:
             postgres.execute(f"drop database if exists {stranger}")
         postgres.execute(f"drop role if exists {own}y_r")
+
+
+async def test_a_sweep_does_not_wait_again_and_again_where_the_server_removes_no_database(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It removes none as long as one session does not look up; a lock on one database is that one's own trouble."""
+    monkeypatch.setattr(server, "_DROP_SECONDS", 2.0)
+    monkeypatch.setattr(server, "_LOCK_SECONDS", 0.5)
+    names = [f"{prefix_of(OWNER)}{'0' * 16}_0000000{number}" for number in range(3)]
+    for name in names:
+        postgres.execute(f"create database {name}")
+    config = convert(postgres.config(owner=OWNER), PostgresConfig)
+    deaf, locking = connection(postgres), connection(postgres)
+    ((pid,),) = deaf.execute("select pg_backend_pid()")
+    postgres.container.exec_run(["sh", "-c", f"kill -STOP {pid}"])
+    try:
+        assert await sweep(config) == []
+        assert len(caplog.records) == 1
+    finally:
+        postgres.container.exec_run(["sh", "-c", f"kill -CONT {pid}"])
+        deaf.close()
+    locking.execute("begin")
+    locking.execute(f"alter role current_user in database {names[0]} set work_mem = '4MB'")
+    assert await sweep(config) == names[1:]
+    locking.close()
+    assert await sweep(config) == names[:1]
+
+
+def connection(postgres: Postgres) -> psycopg.Connection[Any]:
+    """A session of the superuser's."""
+    return psycopg.connect(
+        host=postgres.host, port=postgres.port, user="postgres", password=PASSWORD, dbname="postgres", autocommit=True
+    )
 
 
 def config_file(postgres: Postgres, folder: Path) -> Path:

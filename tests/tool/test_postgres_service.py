@@ -18,6 +18,7 @@ from tool_harness import Service, Trajectory, binding, error_of, text_of, texts
 from waiting import eventually
 
 from tool_service.server import ToolServer
+from tool_service.tools.sql_tool import RESTARTED
 from turnwire.errors import ConfigError, UnavailableError
 from turnwire.v1 import tool_pb2
 
@@ -233,8 +234,23 @@ async def test_a_session_that_somebody_ended_is_infra_and_the_next_turn_has_anot
     await asyncio.to_thread(postgres.execute, end)
     answer = await trajectory.act(1, "<sql>select 1</sql>")
     assert error_of(answer.observations[0]) == "INFRA"
-    assert texts(await trajectory.act(2, "<sql>select count(*) from orders</sql>")) == ["count\n0"]
+    count = "<sql>select count(*) from orders</sql>"
+    assert texts(await trajectory.act(2, count)) == [f"{RESTARTED}\ncount\n0"]
+    assert texts(await trajectory.act(3, count)) == ["count\n0"]
     await trajectory.close()
+
+
+async def test_an_agent_does_not_write_into_the_servers_log(postgres_service: Service, postgres: Postgres) -> None:
+    mark = "a" + "bc" * 20
+    said = await session(
+        postgres_service,
+        f"do $$ begin raise log '{mark}'; raise warning '{mark}'; end $$",
+        f"select {mark}",
+        "set exit_on_error = on",
+        f"do $$ begin raise exception '%', repeat('{mark}', 9); end $$",
+    )
+    assert [error_of(observation) for observation in said] == ["", "TOOL_ERROR", "", "SESSION_LOST"]
+    assert mark not in await asyncio.to_thread(postgres.log)
 
 
 async def test_a_session_that_the_agent_let_time_out_is_its_own_loss(
@@ -249,7 +265,7 @@ async def test_a_session_that_the_agent_let_time_out_is_its_own_loss(
     assert error_of(observation) == "SESSION_LOST"
     said = "error: terminating connection due to idle-session timeout; the next call starts afresh"
     assert text_of(observation) == said
-    assert texts(await trajectory.act(2, "<sql>select 1 as a</sql>")) == ["a\n1"]
+    assert texts(await trajectory.act(2, "<sql>select 1 as a</sql>")) == [f"{RESTARTED}\na\n1"]
     await trajectory.close()
 
 
@@ -274,7 +290,7 @@ async def test_a_server_that_stops_is_infra_and_all_is_well_when_it_is_back(own_
         assert "PostgreSQL at" in info.health_detail
         await asyncio.to_thread(own_server.container.start)
         await asyncio.to_thread(own_server.wait)
-        assert texts(await trajectory.act(2, "<sql>select count(*) from orders</sql>")) == ["count\n3"]
+        assert texts(await trajectory.act(2, "<sql>select count(*) from orders</sql>")) == [f"{RESTARTED}\ncount\n3"]
         await trajectory.close()
         again = Trajectory(service, "2")
         await again.open(binding("sql", shop()))

@@ -1,6 +1,7 @@
 """The `python` and `sql` tools through the service, in real sandboxes: what the agent sees, exactly."""
 
 import asyncio
+import contextlib
 import hashlib
 import sqlite3
 import textwrap
@@ -17,6 +18,7 @@ from sleepers import sleepers
 from tool_harness import Service, Trajectory, binding, error_of, nothing_left, text_of, texts
 from waiting import ENDLESS, eventually
 
+from tool_service.tools import sql_tool
 from turnwire.v1 import tool_pb2
 
 ITEMS = "create table items(name text, price int); insert into items values ('Bamo', 101), ('Kuti', 999);"
@@ -225,6 +227,42 @@ async def test_a_read_only_database_is_not_written(service: Service) -> None:
     assert error_of(observation) == "TOOL_ERROR"
 
 
+async def test_a_transaction_that_went_with_its_session_is_told_once(service: Service) -> None:
+    trajectory = Trajectory(service)
+    await trajectory.open(binding("sql", {"init_sql": ITEMS}), "python")
+    end, count = "<python>import os; os._exit(3)</python>", "<sql>select count(*) as n from items</sql>"
+    await trajectory.act(0, end)
+    assert texts(await trajectory.act(1, count)) == ["n\n2"], "the agent had nothing to lose"
+    await trajectory.act(2, f"<sql>begin</sql><sql>delete from items</sql>{end}")
+    (answer,) = (await trajectory.act(3, count)).observations
+    assert text_of(answer) == f"{sql_tool.RESTARTED}\nn\n2"
+    assert answer.data["restarted"] is True
+    assert texts(await trajectory.act(4, count)) == ["n\n2"]
+    await trajectory.close()
+
+
+async def test_init_sql_may_be_a_dump(service: Service, folder: Path) -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(f"{ITEMS} create table kinds(item text references items(name))")
+        dump = "PRAGMA foreign_keys=OFF;\n" + "\n".join(connection.iterdump())
+    observation = await service.call("sql", ".schema kinds", {"init_sql": dump})
+    assert text_of(observation) == "kinds: 0 rows\n  item TEXT, references items(name)"
+
+
+async def test_a_schema_has_what_can_be_read_of_a_damaged_one(service: Service, folder: Path) -> None:
+    connection = sqlite3.connect(folder / "odd.sqlite3", isolation_level=None)
+    connection.executescript(f'{ITEMS} create table "a\nitems: 9 rows"(b); pragma writable_schema = on')
+    connection.execute(
+        "insert into sqlite_master values ('table', cast(x'ff41' as text), cast(x'ff41' as text), 2, "
+        "'create table \"' || cast(x'ff41' as text) || '\"(c)')"
+    )
+    connection.close()
+    observation = await service.call("sql", ".schema", {"database": "odd.sqlite3"})
+    assert text_of(observation) == (
+        "a\\nitems: 9 rows: 0 rows\n  b\nitems: 2 rows\n  name TEXT\n  price INT\n\ufffdA: table"
+    )
+
+
 async def test_a_database_file_is_copied_and_the_original_never_changes(service: Service, folder: Path) -> None:
     before = hashlib.sha256((folder / "shop.sqlite3").read_bytes()).hexdigest()
     trajectory = Trajectory(service)
@@ -365,7 +403,9 @@ async def test_a_sandbox_that_dies_is_infra_and_the_next_turn_has_another(servic
         await session.tools._access.sandbox.kill()  # type: ignore[union-attr]
         answer = await trajectory.act(1, "<python>x</python>")
         assert error_of(answer.observations[0]) in ("INFRA", "SESSION_LOST")
-        assert texts(await trajectory.act(2, "<sql>select count(*) from items</sql>")) == ["count(*)\n2"]
+        count = "<sql>select count(*) from items</sql>"
+        assert texts(await trajectory.act(2, count)) == [f"{sql_tool.REPLACED}\ncount(*)\n2"]
+        assert texts(await trajectory.act(3, count)) == ["count(*)\n2"]
         await trajectory.close()
 
 

@@ -57,12 +57,15 @@ async def test_a_cell_shows_its_last_value_and_leaves_its_names(
         ("x = (1,\n\ny = 2", "*SyntaxError: '(' was never closed"),
         ("  x = 1\n y = 2", "*IndentationError: unexpected indent"),
         ("x = 1\nx +", "*SyntaxError: invalid syntax"),
+        ("(" * 100_000, "*SyntaxError: too many nested parentheses"),
+        ("1+" * 100_000 + "1", "*RecursionError: maximum recursion depth exceeded"),
         ("'\\ud800'.encode()", "*UnicodeEncodeError: *"),
         ("raise KeyError('k')", "*KeyError: 'k'"),
         ("raise SystemExit('why')", "why\nexit code 1"),
         ("import sys; sys.exit(3)", "exit code 3"),
         ("raise KeyboardInterrupt", "*KeyboardInterrupt"),
         ("assert 1 == 2, 'no'", "*AssertionError: no"),
+        ("import os\nos.dup2(os.open('/dev/null', os.O_WRONLY), 2)\n1 / 0", "ZeroDivisionError"),
     ],
 )
 async def test_a_mistake_is_a_traceback_and_the_session_goes_on(service: Service, code: str, says: str) -> None:
@@ -73,3 +76,14 @@ async def test_a_mistake_is_a_traceback_and_the_session_goes_on(service: Service
     assert text.startswith(begin)
     assert end.rstrip("*") in text
     assert text_of(said[2]) == "1"
+
+
+async def test_a_mistake_of_an_earlier_cell_is_shown_as_a_cause_without_what_runs_cells(service: Service) -> None:
+    raised = "first = KeyError('k')\nraise first"
+    again = "raise ValueError from first", "try:\n    raise first\nexcept KeyError:\n    1 / 0"
+    ends = "class Ends(SystemExit):\n    @property\n    def code(self): return 1 / 0\nraise Ends"
+    for observation in await turns(service, "python", raised, *again, ends):
+        assert error_of(observation) == "TOOL_ERROR"
+        places = [line for line in text_of(observation).splitlines() if line.lstrip().startswith("File ")]
+        assert places
+        assert all('"<turn ' in line for line in places)

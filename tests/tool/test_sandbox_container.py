@@ -85,6 +85,13 @@ def test_a_hardened_container_of_an_ordinary_user_is_enough() -> None:
     assert run(["python3", "-c", START, "restricted"], "1000", *flags).split() == ["RESTRICTED", "42"]
 
 
+def test_what_lies_in_a_small_temporary_folder_is_not_held_against_a_sandbox() -> None:
+    fill = "open('/tmp/of-others', 'wb').write(bytes(600 << 20)); "
+    turn = "import time; time.sleep(0.5); 6 * 7"
+    command = ["python3", "-c", fill + START.replace("6 * 7", turn), "restricted"]
+    assert run(command, "1000", "--tmpfs=/tmp:size=1g").split() == ["RESTRICTED", "42"]
+
+
 def test_the_profile_for_containers_is_the_table_of_the_sandboxes(tmp_path: Path) -> None:
     program = r"""
 import ctypes, errno, threading

@@ -280,6 +280,13 @@ async def test_an_engine_that_is_not_there_is_said_at_start(tmp_path: Path) -> N
         await DockerBackend(docker_config(host=address, allow_plaintext_engine=True, control_seconds=1)).start()
 
 
+async def test_a_path_that_is_not_on_the_engine_s_host_is_refused_and_not_made(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(SandboxUnavailable, match=f"does not exist: {missing}"):
+        await DockerBackend(docker_config(read_only_paths=(str(missing),)), owner=new_owner()).start()
+    assert not missing.exists()
+
+
 async def test_an_engine_that_ignores_what_it_was_asked_for_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, owner = docker_container.specification, new_owner()
 

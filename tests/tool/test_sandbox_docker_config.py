@@ -62,6 +62,14 @@ def test_another_runtime_is_not_judged_by_the_version_of_runc() -> None:
     assert check_runtime(DockerConfig(), {}, "crun") == "crun"
 
 
+@pytest.mark.parametrize("name", ["io.containerd.runc.v2", "mine"])
+def test_runc_is_judged_under_each_of_its_names(name: str) -> None:
+    runtimes = {"io.containerd.runc.v2": {"path": "runc"}, "mine": {"path": "/opt/bin/runc"}, "runsc": {"path": "x"}}
+    with pytest.raises(SandboxUnavailable, match=r"runc 1\.3\.2"):
+        check_runtime(DockerConfig(runtime=name), engine_version("1.3.2"), "runc", runtimes)
+    assert check_runtime(DockerConfig(runtime="runsc"), engine_version("1.3.2"), "runc", runtimes) == "runsc"
+
+
 def test_the_engine_is_where_the_configuration_or_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"):
         monkeypatch.delenv(name, raising=False)

@@ -299,6 +299,21 @@ async def test_a_service_killed_outright_leaves_no_process() -> None:
     await eventually(lambda: not any(map(lives, family)))
 
 
+async def test_signals_that_the_service_blocks_or_ignores_are_none_of_a_sandbox_s() -> None:
+    backend = ProcessBackend()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        await backend.start()  # which makes a sandbox, and waits for its end
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGUSR1, handler)
+    sandbox = await backend.create(SandboxLimits())
+    code = "import signal\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGUSR1))"
+    assert (await python(sandbox, code)).stdout == b"set() 0\n"
+    await backend.close()
+
+
 async def test_closing_the_backend_leaves_nothing() -> None:
     descriptors, processes = len(os.listdir("/proc/self/fd")), len(below(os.getpid()))
     backend = ProcessBackend()
@@ -320,6 +335,26 @@ async def test_a_weaker_machine_is_refused_with_the_fix() -> None:
     with pytest.raises(SandboxUnavailable, match="nowhere"):
         await ProcessBackend(ProcessConfig(interpreter="/nowhere/python")).start()
     check_tier("x", Tier.ISOLATED, Tier.RESTRICTED, "")
+
+
+async def test_an_interpreter_that_will_not_do_is_named_and_no_weaker_wall_is_offered() -> None:
+    wrong = {"/bin/true": "/bin/true gave no answer: it must be Python 3.11 or later"}
+    if readable_interpreter():
+        wrong[""] = "cannot read it .*: name another"
+    for interpreter, says in wrong.items():
+        config = ProcessConfig(tier="restricted", minimum_tier="restricted", interpreter=interpreter)
+        with pytest.raises(SandboxUnavailable, match=f"{says} .sandbox.process.interpreter") as refused:
+            await ProcessBackend(config).start()
+        assert "minimum_tier" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("/nowhere", "not on this host"), ("usr", "not absolute"), ("/dev/null", "their own"), ("/", "their own")],
+)
+async def test_a_path_that_sandboxes_could_not_show_is_refused(path: str, says: str) -> None:
+    with pytest.raises(SandboxUnavailable, match=f"read_only_paths: {path} .*{says}"):
+        await ProcessBackend(ProcessConfig(read_only_paths=("/usr", path))).start()
 
 
 async def test_the_restricted_tier_frees_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

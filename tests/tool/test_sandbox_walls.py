@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -45,6 +49,8 @@ async def test_a_file_that_everybody_may_read_is_closed(restricted: ProcessBacke
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o666)
+    with contextlib.suppress(OSError):  # a file system without
+        os.setxattr(secret, "user.given", SECRET.encode())
     seen = await python(
         await restricted.create(SandboxLimits()),
         attempts(
@@ -55,6 +61,8 @@ async def test_a_file_that_everybody_may_read_is_closed(restricted: ProcessBacke
             f"os.unlink('{secret}')",
             f"os.truncate('{secret}', 0)",
             f"os.link('{secret}', 'mine')",
+            f"os.setxattr('{secret}', 'user.x', b'1')",
+            f"os.getxattr('{secret}', 'user.given')",
             f"subprocess.check_output(['cat', '{secret}'])" + " or 1/0",
         ).replace("except OSError", "except (OSError, subprocess.SubprocessError)"),
     )
@@ -100,6 +108,16 @@ async def test_of_proc_a_worker_reads_itself_and_figures_of_the_machine(restrict
     )
     seen = (await python(await restricted.create(SandboxLimits()), code)).splitlines()
     assert [line.split()[0] for line in seen] == ["done"] * 3 + ["PermissionError"] * 4
+
+
+async def test_what_others_of_the_machine_use_is_not_held_against_a_sandbox(restricted: ProcessBackend) -> None:
+    sandbox = await restricted.create(SandboxLimits(cpu_seconds=0.5))
+    busy = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+    try:
+        assert await python(sandbox, "import time; time.sleep(2); print('slept')") == "slept\n"
+    finally:
+        busy.kill()
+        await busy.wait()
 
 
 @with_landlock

@@ -59,9 +59,7 @@ async def test_a_thousand_trajectories_at_once_are_queued_within_the_bound_and_b
         assert (await service.pool()).in_use <= POOL
 
 
-async def kill_in_mid_turn(
-    service: ServiceProcess, maker: asyncio.subprocess.Process, count: int, ready: int
-) -> None:
+async def kill_in_mid_turn(service: ServiceProcess, maker: asyncio.subprocess.Process, count: int, ready: int) -> None:
     """Kill clients, all at once. Nothing of them may be left, and the pool is back at its size."""
     pids = await start_in_mid_turn(service, maker, count, each=1)
     traces = await in_all(service, count)

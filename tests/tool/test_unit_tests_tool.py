@@ -171,6 +171,30 @@ async def test_a_cheat_passes_no_test(service: Service, cheat: str, tests: str) 
         ("class V:\n    def __init__(self, x): self.x = x\n    def __mul__(self, n): return V(self.x * n)",
          "assert (V(2) * 3).x == 6"),
         ("def f(): return range(1, 10, 3)", "assert f() == range(1, 10, 3)"),
+        ("from decimal import Decimal\nfrom fractions import Fraction\ndef f(x): return x / 3, Decimal('0.1')",
+         "from decimal import Decimal\nfrom fractions import Fraction\n"
+         "assert f(Fraction(1)) == (Fraction(1, 3), Decimal('0.1'))\nassert f(Fraction(1))[0] * 3 - 1 == 0"),
+        ("class Box:\n    union = 3\n    def difference(self, a, b=0): return a - b\nclass Other:\n    union = Box",
+         "assert Box().union == 3 and Box().difference(5, b=1) == 4 and Other().union.union == 3"),
+        ("class Mine(set): pass\ndef f(): return Mine({1, 2})",
+         "assert f() - {1} == {2} and f() | {3} == {1, 2, 3} and f().issubset({1, 2, 3})"),
+        ("class Base(Exception): pass\nclass Below(Base, KeyError): pass\ndef f(): raise Below('why')",
+         "import solution\nfrom unittest import TestCase\nfor kind in (solution.Base, KeyError, solution.Below):\n"
+         "    with TestCase().assertRaises(kind):\n        f()\n    assert issubclass(solution.Below, kind)"),
+        ("class Coded(Exception):\n    def __init__(self, code):\n        super().__init__(f'code {code}')\n"
+         "        self.code = code\ndef f(): raise Coded([7])",
+         "try:\n    f()\nexcept Exception as error:\n    assert (str(error), error.code) == ('code [7]', [7])"),
+        ("def f(x): return x.decode()", "try:\n    f(b'\\xff')\nexcept UnicodeDecodeError as error:\n"
+         "    assert error.args[1] == b'\\xff'"),
+        ("def again(f, kind):\n    for _ in range(2):\n        try: return f()\n        except kind: pass\n"
+         "    raise kind('no')",
+         "class Mine(Exception): pass\ntries = []\ndef fails():\n    tries.append(1)\n    raise Mine\n"
+         "try:\n    again(fails, Mine)\nexcept Mine as error:\n    assert str(error) == 'no' and len(tries) == 2"),
+        ("\ufeffdef f(): return 1", "assert f() == 1"),
+        ("def f(x): return x", "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\n"
+         "class P:\n    x: int\ndef test(): assert f(P(1).x) == 1"),
+        ("def f(x): return x", "import unittest\ndef setUpModule():\n    global one\n    one = 1\n"
+         "class A(unittest.TestCase):\n    def test(self): self.assertEqual(f(one), 1)"),
     ],
 )  # fmt: skip
 async def test_what_tests_may_do_with_a_program(service: Service, code: str, tests: str) -> None:
@@ -184,6 +208,8 @@ async def test_what_tests_may_do_with_a_program(service: Service, code: str, tes
     [
         ("def f(a, b=0): return a + b", [{"call": "f", "args": [1], "kwargs": {"b": 2}, "returns": 3}], 1),
         ("def f(a): return a, 0.1 + 0.2", [{"call": "f", "args": [10**30], "returns": [10**30, 0.3]}], 1),
+        ("from decimal import Decimal\nfrom fractions import Fraction\ndef f(x): return Fraction(x), Decimal('0.5')",
+         [{"call": "f", "args": [10**30], "returns": [10**30, 0.5]}, {"call": "f", "args": [1], "returns": [2, 1]}], 1),
         ("def f(): return {1: True}", [{"call": "f", "returns": {"1": True}}, {"call": "f", "returns": {}}], 1),
         ("def f(): return 1", [{"call": "g", "returns": 1}, {"call": "f", "returns": "1"}], 0),
         ("import collections\ndef f(x): return [collections.Counter(x)]",
@@ -213,6 +239,15 @@ async def test_an_object_of_the_programs_is_not_its_own_judge(service: Service, 
     members += [f"    def __{name}__(self, *a): return True" for name in yes.split()]
     code = "\n".join(["class Agrees:", *members, "def f(): return Agrees()"])
     assert counts(await judged(service, code, tests=f"assert {check}")) == (0, 1)
+
+
+async def test_what_tests_imported_is_what_the_next_process_raises(service: Service) -> None:
+    code = "import os\nclass No(Exception): pass\ndef f(x):\n    if not x: os._exit(1)\n    raise No"
+    tests = (
+        "from solution import No, f\ndef test_a(): f(0)\n"
+        "def test_b():\n    try: f(1)\n    except No: return\n    assert False"
+    )
+    assert counts(await judged(service, code, tests=tests)) == (1, 2)
 
 
 async def test_what_a_program_says_may_hold_anything(service: Service) -> None:

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
-from tool_harness import Service, error_of, text_of
+from tool_harness import Service, Trajectory, binding, error_of, text_of, texts
 from workspace_harness import BACKENDS, service_on, turns
 
 from tool_service.config import ToolServiceConfig, check
@@ -61,6 +61,19 @@ async def test_a_trajectory_brings_files(service: Service, tool: str) -> None:
     assert text_of(observation) == expected
     (observation,) = await turns(service, "bash", "ls")
     assert text_of(observation) == "", "another trajectory has none of them"
+
+
+@pytest.mark.parametrize(
+    "obstacle",
+    ["import os; os.mkfifo('in')", "import os; os.symlink('/etc', 'in')", "open('in', 'w').write('x')"],
+)
+async def test_no_program_stands_in_the_way_of_another_tools_files(service: Service, obstacle: str) -> None:
+    trajectory = Trajectory(service, f"obstacle-{hash(obstacle)}")
+    await trajectory.open(binding("python"), binding("bash", {"files": {"in/a.txt": "there"}}))
+    answer = await trajectory.act(0, f"<python>{obstacle}</python>")
+    assert error_of(answer.observations[0]) == "TOOL_ERROR"
+    assert texts(await trajectory.act(1, "<bash>cat in/a.txt</bash>")) == ["there"]
+    await trajectory.close()
 
 
 async def test_files_are_there_again_when_the_sandbox_was_lost(service: Service) -> None:

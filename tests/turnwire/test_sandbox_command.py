@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +72,53 @@ def test_a_check_for_programs() -> None:
 
 
 @isolated
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_check_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "turnwire.cli", "sandbox", "check", "--only", "A25*,B1*", "--parallel", "2"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
-        while not list(tmp_path.glob("turnwire-check-*")):
-            assert running.poll() is None
-            time.sleep(0.01)
+    with running_check(tmp_path) as running:
+        running.send_signal(number)
         running.send_signal(number)
         assert running.wait(PATIENCE) == 128 + number
     assert list(tmp_path.iterdir()) == []
+
+
+@isolated
+def test_a_check_whose_terminal_closes_goes_on_under_nohup(tmp_path: Path) -> None:
+    with running_check(tmp_path, "nohup") as running:
+        running.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            running.wait(0.5)
+        running.terminate()
+        assert running.wait(PATIENCE) == 128 + signal.SIGTERM
+
+
+@isolated
+def test_what_a_killed_check_laid_out_falls_to_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_check(tmp_path) as running:
+        running.kill()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert json.loads(turnwire("sweep", "--json").stdout)["removed"] == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@isolated
+def test_a_check_has_room_in_folders_of_any_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("long" * 40)  # longer than the address of a socket can be
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    assert turnwire("check", "--only", "F7-*").exit_code == 0
+    assert list(deep.iterdir()) == []
+
+
+@contextlib.contextmanager
+def running_check(temporary: Path, *prefix: str) -> Iterator[subprocess.Popen[bytes]]:
+    """One that takes long, and has laid out its bait."""
+    command = [*prefix, sys.executable, "-m", "turnwire.cli", "sandbox", "check", "--only", "A25*,B1*"]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        while not list(temporary.glob("turnwire-sandboxes-*/check")):
+            assert running.poll() is None
+            time.sleep(0.01)
+        yield running
 
 
 @isolated

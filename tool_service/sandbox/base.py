@@ -77,9 +77,11 @@ class SandboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     memory_bytes: Annotated[int, msgspec.Meta(ge=32 * MIB)] = 512 * MIB
     """Bytes of anonymous and shared memory, plus the workspace, of all processes together. A single process gets
-    MemoryError at the same figure; the sum is watched by the supervisor and ends the turn as MEMORY."""
+    MemoryError at the same figure; the sum is watched by the supervisor and ends the turn as MEMORY. Where it watches
+    processes, and no cgroup, a mapping of shared memory without a file counts in full, used or not."""
     processes: Annotated[int, msgspec.Meta(ge=4, le=4096)] = 64
-    """Processes and threads. Past it fork and thread creation fail with EAGAIN inside."""
+    """Processes and threads. Past it fork and thread creation fail with EAGAIN inside. What leaves three quarters of so
+    many processes behind when its turn is over, as a fork bomb does, is ended with all state."""
     open_files: Annotated[int, msgspec.Meta(ge=32, le=65536)] = 256
     """Descriptors of each process. Past it open fails with EMFILE inside."""
     file_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 64 * MIB
@@ -91,7 +93,7 @@ class SandboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Files and folders in /workspace, /tmp and /dev/shm together, shared out as the bytes are. Past it ENOSPC
     inside."""
     cpu_seconds: Annotated[float, msgspec.Meta(gt=0)] = 60.0
-    """CPU seconds that one turn may use, all living processes together. Past it the turn is a TIMEOUT."""
+    """CPU seconds that one turn may use, all processes together. Past it the turn is a TIMEOUT."""
     output_bytes: Annotated[int, msgspec.Meta(ge=1024, le=16 * MIB)] = 256 * 1024
     """Most bytes of stdout, and of stderr, that a turn may ask to keep (`Turn.output_bytes`)."""
     flood_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 64 * MIB
@@ -212,8 +214,9 @@ class Sandbox(abc.ABC):
 
     @abc.abstractmethod
     async def reset(self) -> str:
-        """Make it as new: no process, no variable, no file, no IPC object is left, and that is verified. Empty when it
-        is so, else why it cannot be vouched for: then kill it. Never raises."""
+        """Make it as new: no process, no variable, no file, no IPC object is left, and that is verified; and what it
+        was sent and has answered is in no memory that a program could come to see. Empty when it is so, else why it
+        cannot be vouched for: then kill it. Never raises."""
 
     @abc.abstractmethod
     async def kill(self) -> None:
@@ -264,8 +267,8 @@ class SandboxBackend(abc.ABC):
 def check_tier(backend: str, tier: Tier, minimum: Tier, missing: str) -> None:
     """Refuse a machine that is weaker than asked for. `missing` says what was not there and how to get it."""
     if tier < minimum:
+        weaker = f" To accept the weaker walls, say so: sandbox.minimum_tier: {tier.name.lower()}."
         raise SandboxUnavailable(
             f"sandbox backend '{backend}' reaches tier '{tier.name.lower()}' on this machine, and the configuration "
-            f"asks for at least '{minimum.name.lower()}'. Missing: {missing} To accept the weaker walls, say so: "
-            f"sandbox.minimum_tier: {tier.name.lower()}."
+            f"asks for at least '{minimum.name.lower()}'. Missing: {missing}" + (weaker if tier > Tier.NONE else "")
         )

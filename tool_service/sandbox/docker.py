@@ -10,6 +10,7 @@ the container. What is left nevertheless (an engine that died too) carries label
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -77,6 +78,8 @@ class DockerBackend(SandboxBackend):
         self.tier = Tier.NONE
         self.facts: dict[str, str] = {}
         self._endpoint = endpoint_of(self.config)
+        self._ipv6 = bool(self._endpoint.unix_path) and os.path.isdir("/proc/sys/net/ipv6")
+        """Whether the engine's kernel has it, as far as one can know: through a socket it is this one."""
         self._engine = Engine(self._endpoint, self.config.parallel_creations, self.config.control_seconds)
         self._instance = Instance(owner)
         self._uids = Uids(self.config.uid_base, self.config.uid_blocks)
@@ -126,7 +129,7 @@ class DockerBackend(SandboxBackend):
         self.facts = {
             "tier": Tier.ISOLATED.name.lower(),
             "engine": f"{version.get('Version')} at {self._endpoint.url}",
-            "runtime": check_runtime(self.config, version, info.get("DefaultRuntime", "")),
+            "runtime": check_runtime(self.config, version, info.get("DefaultRuntime", ""), info.get("Runtimes")),
             "owner": self._instance.owner,
             "image": self.config.image,
             "swap": "limited" if info.get("SwapLimit") else "not limited by this engine (boot with swapaccount=1)",
@@ -181,7 +184,12 @@ class DockerBackend(SandboxBackend):
             raise SandboxUnavailable("the backend is closed")
         async with self._creating:
             sandbox = SupervisedSandbox(
-                secrets.token_hex(8), self._begin_removal, TurnStatus.INFRA, self._why_silent, self._ask_for_cause
+                secrets.token_hex(8),
+                self._begin_removal,
+                TurnStatus.INFRA,
+                self._why_silent,
+                self._ask_for_cause,
+                begin_again=docker_container.first_message(limits, again=True),
             )
             self._sandboxes[sandbox.id] = sandbox
             making = self._spawn(self._make(sandbox, limits), self._making)
@@ -201,7 +209,7 @@ class DockerBackend(SandboxBackend):
         }
         name = _NAME.format(sandbox.id)
         client, uid = self._engine.client, self._uids.take(sandbox.id)
-        specification = docker_container.specification(self.config, limits, uid, labels)
+        specification = docker_container.specification(self.config, limits, uid, labels, self._ipv6)
         await self._engine.call(client.create_container_from_config, specification, name)
         stream = await attach(self._endpoint, name, sandbox, lambda: self._begin_removal(sandbox.id))
         stream.write(docker_container.first_message(limits))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tool_service.sandbox.base import MIB, SandboxLimits
 from tool_service.sandbox.docker_config import DockerConfig
-from tool_service.sandbox.inside import jail
+from tool_service.sandbox.inside import jail, network
 from tool_service.sandbox.seccomp_profile import docker_profile
 from tool_service.sandbox.supervised import limits_as_dict
 
@@ -30,6 +30,8 @@ _SUPERVISOR_FILES = 256
 _SHARES = {jail.WORKSPACE: 5, jail.TEMPORARY: 2, jail.SHARED_MEMORY: 1}
 """The workspace's bytes and inodes in eighths: three mounts cannot share one cap, and together must not exceed it."""
 _FEWEST_INODES = 16
+_WITH_IPV6 = {"net.ipv6.conf.all.disable_ipv6": "0"}
+"""Engines name ::1 as localhost, and may take it away where there is no network."""
 _HIDDEN = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
     *("/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/block", "/sys/bus"),
@@ -40,13 +42,13 @@ _HIDDEN = (
 
 
 @functools.cache
-def first_message(limits: SandboxLimits) -> bytes:
-    """What the boot code in the container reads from its stdin."""
+def first_message(limits: SandboxLimits, again: bool = False) -> bytes:
+    """What the boot code in the container reads from its stdin. `again`: when it is used again."""
     message = {
         "sources": _SOURCES,
         "code": {name: _compiled(name, source) for name, source in _SOURCES.items()},
         "python": sys.implementation.cache_tag,
-        "start": {"limits": limits_as_dict(limits)},
+        "start": {"limits": limits_as_dict(limits), "again": again},
     }
     data = json.dumps(message).encode("ascii")
     return len(data).to_bytes(4, "big") + data
@@ -63,8 +65,10 @@ def memory_bytes(limits: SandboxLimits) -> int:
     return max(limits.memory_bytes, limits.workspace_bytes) + _SUPERVISOR_BYTES + _FILE_COPIES * limits.file_bytes
 
 
-def specification(config: DockerConfig, limits: SandboxLimits, uid: int, labels: dict[str, str]) -> dict[str, Any]:
-    """The body of the engine's `POST /containers/create`."""
+def specification(
+    config: DockerConfig, limits: SandboxLimits, uid: int, labels: dict[str, str], ipv6: bool = False
+) -> dict[str, Any]:
+    """The body of the engine's `POST /containers/create`. `ipv6`: the engine's kernel is known to have it."""
     memory = memory_bytes(limits)
     return {
         "Image": config.image,
@@ -80,12 +84,15 @@ def specification(config: DockerConfig, limits: SandboxLimits, uid: int, labels:
         "AttachStdin": True,
         "AttachStdout": True,
         "AttachStderr": True,
-        "NetworkDisabled": True,
         "StopSignal": "SIGKILL",
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
             "AutoRemove": True,
             "NetworkMode": "none",
+            "ExtraHosts": [f"{jail.HOSTNAME}:127.0.0.1"],
+            "Dns": ["127.0.0.1"],  # where nobody listens, in place of the host's own, which need not be known
+            "DnsSearch": ["."],
+            "Sysctls": network.SETTINGS | (_WITH_IPV6 if ipv6 else {}),
             "ReadonlyRootfs": True,
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges", f"seccomp={_SECCOMP}"],
@@ -93,7 +100,10 @@ def specification(config: DockerConfig, limits: SandboxLimits, uid: int, labels:
             "CgroupnsMode": "private",
             "Init": False,
             "Tmpfs": {path: _tmpfs(limits, share, uid) for path, share in _SHARES.items()},
-            "Binds": [f"{path}:{path}:ro" for path in config.read_only_paths],
+            # Not as `Binds`: for a path that is not there an engine would make a folder on its host.
+            "Mounts": [
+                {"Type": "bind", "Source": path, "Target": path, "ReadOnly": True} for path in config.read_only_paths
+            ],
             "MaskedPaths": list(_HIDDEN),
             "Memory": memory,
             "MemorySwap": memory,

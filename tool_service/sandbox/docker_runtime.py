@@ -1,5 +1,6 @@
 """Whether the engine's runtime is known to let a container out."""
 
+import os.path
 import re
 from typing import Any
 
@@ -33,10 +34,14 @@ def is_vulnerable(version: str) -> bool:
     return number < fixed if fixed else number < min(_FIXED.values())
 
 
-def check_runtime(config: DockerConfig, version: dict[str, Any], default_runtime: str) -> str:
-    """The runtime and its version, for people. Raises `SandboxUnavailable` for one with known escapes."""
+def check_runtime(
+    config: DockerConfig, version: dict[str, Any], default_runtime: str, runtimes: dict[str, Any] | None = None
+) -> str:
+    """The runtime and its version, for people. `runtimes`: the engine's, with the program of each, which decides: runc
+    has several names. Raises `SandboxUnavailable` for one with known escapes."""
     name = config.runtime or default_runtime
-    if name != "runc":
+    program = (runtimes or {}).get(name, {}).get("path") or name
+    if os.path.basename(program) != "runc":
         return name
     found = runc_version(version)
     if is_vulnerable(found) and config.accept_runtime_version != found:

@@ -28,7 +28,7 @@ from tool_service.sandbox.base import (
     check_tier,
 )
 from tool_service.sandbox.facts import seen_from_inside
-from tool_service.sandbox.inside import landlock
+from tool_service.sandbox.inside import jail, landlock
 from tool_service.sandbox.scratch import Scratch
 from tool_service.sandbox.supervised import SupervisedSandbox, limits_as_dict
 from tool_service.sandbox.uids import UID_BASE, UID_BLOCKS, Uids
@@ -86,6 +86,7 @@ class ProcessBackend(SandboxBackend):
 
     async def start(self) -> None:
         wanted = ("isolated", "restricted") if self.config.tier == "auto" else (self.config.tier,)
+        self._check_paths(jail.OWN_FOLDERS if "isolated" in wanted else ())
         missing = ""
         for mode in wanted:
             try:
@@ -99,8 +100,10 @@ class ProcessBackend(SandboxBackend):
                 continue
             self.tier = Tier[mode.upper()]
             break
+        missing = missing.strip()
+        advice = f" {_HOW_TO_ISOLATE}" if "isolated" in (*wanted, self.config.minimum_tier) else ""
         try:
-            check_tier(self.name, self.tier, Tier[self.config.minimum_tier.upper()], missing + _HOW_TO_ISOLATE)
+            check_tier(self.name, self.tier, Tier[self.config.minimum_tier.upper()], missing + advice)
         except SandboxUnavailable:
             await self.close()
             raise
@@ -113,6 +116,15 @@ class ProcessBackend(SandboxBackend):
         }
         await self.sweep()
         log.info("sandbox backend process: tier %s", self.tier.name.lower())
+
+    def _check_paths(self, hidden: tuple[str, ...]) -> None:
+        """Refuse paths that sandboxes could not show. `hidden`: folders that they have themselves."""
+        for path in self.config.read_only_paths:
+            key = f"sandbox.process.read_only_paths: {path}"
+            if not os.path.isabs(path) or not os.path.exists(path):
+                raise SandboxUnavailable(f"{key} is not on this host, or not absolute")
+            if any(os.path.commonpath((path, folder)) in (path, folder) for folder in hidden):
+                raise SandboxUnavailable(f"{key} cannot be shown: sandboxes have their own {', '.join(hidden)}")
 
     def _user_fact(self) -> str:
         if os.geteuid() == 0:

@@ -24,7 +24,7 @@ class Scratch:
         self._lock_fd = -1
 
     def make(self, sandbox_id: str, uid: int) -> str:
-        """A new folder with `work` and `tmp` in it, for `uid` alone. Raises `SandboxUnavailable`."""
+        """A new folder, with `work` and `tmp` in it for `uid` alone. Raises `SandboxUnavailable`."""
         try:
             return self._make(sandbox_id, uid)
         except OSError as error:
@@ -36,7 +36,9 @@ class Scratch:
         while not self._root:
             self._lock(tempfile.mkdtemp(prefix=_PREFIX))
         folder = f"{self._root}/{sandbox_id}"
-        for path in (folder, f"{folder}/work", f"{folder}/tmp"):  # noqa: S108 - ours
+        os.mkdir(folder)
+        os.chmod(folder, 0o711)  # noqa: S103 - as the root; and ours, so that no program takes its own supervisor's way
+        for path in (f"{folder}/work", f"{folder}/tmp"):  # noqa: S108 - ours
             os.mkdir(path, 0o700)
             os.chown(path, uid, -1)
         return folder
@@ -61,7 +63,7 @@ class Scratch:
         if not self._root or not os.path.isdir(old):
             return ""
         os.rename(old, new)
-        os.chown(new, os.geteuid(), -1)
+        os.chmod(new, 0o700)
         return new
 
     def remove(self, retired: str) -> None:

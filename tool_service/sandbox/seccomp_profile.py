@@ -19,7 +19,7 @@ def docker_profile() -> dict[str, Any]:
     """What `--security-opt seccomp=FILE` takes as JSON: the isolated tier's filter."""
     by_error: dict[int | None, list[str]] = {}
     checked = []
-    for name, verdict in syscalls.verdicts(isolated=True).items():
+    for name, verdict in syscalls.verdicts(isolated=True, from_the_start=True).items():
         if isinstance(verdict, int):
             by_error.setdefault(verdict, []).append(name)
         elif verdict:
@@ -44,12 +44,24 @@ def _masked(check: syscalls.Check, mask: int, value: int) -> dict[str, Any]:
     return {"index": check.argument, "op": "SCMP_CMP_MASKED_EQ", "value": mask, "valueTwo": value & mask}
 
 
+def _compared(check: syscalls.Check, operator: str, value: int) -> dict[str, Any]:
+    return {"index": check.argument, "op": f"SCMP_CMP_{operator}", "value": value}
+
+
 def _rules(name: str, checks: tuple[syscalls.Check, ...]) -> list[dict[str, Any]]:
-    """Allowed: every combination of the checks' values. Refused with a word: each bit of a mask that must be empty."""
-    choices = [[_masked(check, check.mask, value) for value in check.values] for check in checks]
+    """Allowed: every combination of the checks' values, or of what is below and above those that are refused. Refused
+    with a word: these, and each bit of a mask that must be empty."""
+    choices = [
+        [_compared(check, "LT", min(check.values)), _compared(check, "GT", max(check.values))]
+        if check.refused
+        else [_masked(check, check.mask, value) for value in check.values]
+        for check in checks
+    ]
     rules = [_rule([name], None, *combination) for combination in itertools.product(*choices)]
     for check in checks:
-        if check.values == (0,):
+        if check.refused:
+            rules += [_rule([name], check.error, _compared(check, "EQ", value)) for value in check.values]
+        elif check.values == (0,):
             bits = [1 << place for place in range(32) if check.mask >> place & 1]
             rules += [_rule([name], check.error, _masked(check, bit, bit)) for bit in bits]
     return rules

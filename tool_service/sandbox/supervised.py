@@ -66,7 +66,8 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
     the status of a turn whose sandbox died by itself: where a program cannot reach its supervisor it is our failure.
     `why_silent(id)` says what, other than a program, keeps a supervisor from answering; empty if nothing does.
     `ask_for_cause(id, seconds)` finds out whether a sandbox that died by itself within the last `seconds` had run out
-    of memory: its program's doing, whichever process the kernel has chosen."""
+    of memory: its program's doing, whichever process the kernel has chosen. `begin_again` is what a supervisor is told
+    that begins anew after a reset."""
 
     def __init__(
         self,
@@ -75,11 +76,14 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
         own_death: TurnStatus,
         why_silent: Callable[[str], Awaitable[str]] | None = None,
         ask_for_cause: "Callable[[str, float], asyncio.Future[bool]] | None" = None,
+        *,
+        begin_again: bytes = b"",
     ) -> None:
         self.id = sandbox_id
         self._request_kill = request_kill
         self._why_silent = why_silent
         self._ask_for_cause = ask_for_cause
+        self._begin_again = begin_again
         self._out_of_memory: asyncio.Future[bool] | None = None
         """Whether it died of that: asked for when it had died, until a turn has been told."""
         self._early: _Answer | None = None
@@ -276,10 +280,14 @@ class SupervisedSandbox(Sandbox, asyncio.Protocol):
     async def reset(self) -> str:
         try:
             answer, _ = await self._ask({"op": "reset"}, b"", _RESET_SECONDS)
+            if answer.error or self._transport is None:
+                return answer.error
+            self._transport.write(self._begin_again)
+            answer, _ = await self._ask(None, b"", _READY_SECONDS)
         except (_Lost, _TooLate):
             self._abort()
             return "the sandbox is gone"
-        return answer.error
+        return answer.failed
 
     async def _file(self, header: dict[str, Any], data: bytes) -> bytes:
         try:

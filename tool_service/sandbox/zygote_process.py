@@ -61,12 +61,13 @@ class ZygoteProcess:
             except OSError as error:
                 await self.close()
                 raise SandboxUnavailable(f"the interpreter cannot be started: {error}") from error
-        ours.send(msgspec.json.encode({"mode": mode, "extra_paths": extra_paths}))
         try:
+            ours.send(msgspec.json.encode({"mode": mode, "extra_paths": extra_paths}))
             data = await asyncio.wait_for(loop.sock_recv(ours, MESSAGE_BYTES), _START_SECONDS)
-        except TimeoutError:
+        except (OSError, TimeoutError):
             data = b""
-        event = msgspec.json.decode(data, type=_Event) if data else _Event("failed", reason="the zygote gave no answer")
+        no_answer = f"{interpreter} gave no answer: it must be Python 3.11 or later (sandbox.process.interpreter)"
+        event = msgspec.json.decode(data, type=_Event) if data else _Event("failed", reason=no_answer)
         if event.event != "started":
             await self.close()
             raise SandboxUnavailable(event.reason)

@@ -32,7 +32,8 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
         background; a first call without one takes half a second longer. At most max_databases together. A template that
         changes under a running service is not copied anew for those that wait.
     wait_seconds: how long one waits before its turn is answered RESOURCE_EXHAUSTED. It may be sent again.
-    max_database_bytes: a trajectory whose database grows past it loses it, and starts afresh.
+    max_database_bytes: a trajectory whose database grows past it loses it, and starts afresh. Each of its files (a
+        table has one to three, an index one) counts 16 KiB at least.
     temp_bytes: of one statement's temporary files.
     """
 

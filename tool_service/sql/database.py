@@ -218,7 +218,7 @@ class PostgresDatabase:
             if left <= 0:
                 return await self._stop(work)
             await asyncio.wait((work,), timeout=min(left, _LOOK_SECONDS))
-            if not work.done() and not self._read_only and await self._too_large():
+            if not work.done() and await self._too_large():
                 return TurnStatus.SESSION_LOST
         return TurnStatus.OK
 
@@ -230,13 +230,13 @@ class PostgresDatabase:
         return TurnStatus.TIMEOUT
 
     async def _too_large(self) -> bool:
-        return await self._server.bytes_of(self._name) > self._server.config.max_database_bytes
+        return await self._server.bytes_of(self._name, self._role) > self._server.config.max_database_bytes
 
     async def _settle(self, work: asyncio.Task[Outcome], session: Connection | None) -> None:
         """After a statement: a session in the middle of an answer, or at its end, is of no more use."""
         if not work.done():
             work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+        await asyncio.gather(work, return_exceptions=True)  # whatever it was, the result says it, or why it cannot
         if session is not None and session is self._session and not session.usable:
             session.abort()
             self._session = None
@@ -249,7 +249,7 @@ class PostgresDatabase:
             self._session.abort()
         self._session = self._making = None
         await self._remove()
-        self._lost = True
+        self._lost = False  # what is told is that the database is gone
 
     async def _remove(self) -> None:
         name, self._name = self._name, ""

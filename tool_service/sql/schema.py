@@ -36,6 +36,7 @@ def describe(value: Mapping[str, Any], name: str) -> ToolObservation:
     if name and not tables and not value.get("truncated"):
         return ToolObservation.failed(f"error: no such table: {name[:200]}")
     lines = [line for table in tables for line in _lines(table)] or ["(no tables)"]
+    lines = [line.replace("\r", "\\r").replace("\n", "\\n") for line in lines]
     if value.get("truncated"):
         lines.append("(more is left out; .schema NAME shows one table)")
     return ToolObservation("\n".join(lines), data=value)

@@ -43,11 +43,16 @@ MAKE_SECONDS = 50.0
 """How long making a database may take."""
 _DROP_SECONDS = 10.0
 """How long removing one may take. The sweep tries again."""
+_LOCK_SECONDS = 2.0
+"""How long that may wait for a lock, as another trajectory can hold one: it then fails for this database alone."""
+_CANCELED = "57014"
 _PATIENCE_SECONDS = 4.0
 """How long a trajectory's end waits for that."""
 _END_SECONDS = 3.0
 """How long a session may take to end when it is told to."""
 _LOOK_SECONDS = 0.05
+_FILE_BYTES = 16384
+"""What a file of a database counts at least. An empty table has no bytes, but measuring and removing it takes time."""
 _MAKERS = 4
 """Databases that are made at once."""
 _DROPPERS = 4
@@ -172,6 +177,7 @@ class PostgresServer:
     async def _remove(self, name: str) -> None:
         """A database and its roles, whatever exists of them. Raises ServerError, UnavailableError."""
         async with self._superuser(self._droppers, _DROP_SECONDS) as dropper:
+            await dropper.run(f"SET lock_timeout = '{_LOCK_SECONDS:g}s'")
             await dropper.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
             await dropper.run(f"DROP ROLE IF EXISTS {name}, {name}_r")
 
@@ -218,9 +224,19 @@ class PostgresServer:
                 return there == "t" and sessions == "0"
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def bytes_of(self, database: str) -> int:
-        """On the server's disk. Raises UnavailableError."""
-        ((size,),) = await self.ask(f"SELECT pg_database_size('{database}')")
+    async def bytes_of(self, database: str, role: str) -> int:
+        """On the server's disk, with the catalogs of all databases in which the role is writing: its own settings and
+        password are in such. Past the limit it may be an estimate. Raises UnavailableError."""
+        most = self.config.max_database_bytes
+        ((size,),) = await self.ask(
+            f"SELECT CASE WHEN files * {_FILE_BYTES} > {most} THEN files * {_FILE_BYTES} "
+            f"ELSE pg_database_size('{database}') + beside END "
+            "FROM (SELECT count(*) AS files FROM pg_database AS d, pg_ls_dir('base/' || d.oid, true, false) "
+            f"WHERE datname = '{database}') AS own, "
+            "(SELECT coalesce(sum(pg_total_relation_size(relation)), 0) AS beside "
+            f"FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE usename = '{role}' "
+            "AND locktype = 'relation' AND database = 0 AND mode = 'RowExclusiveLock') AS shared"
+        )
         return int(size)
 
     async def ask(self, statement: str) -> list[list[str]]:
@@ -353,6 +369,8 @@ class PostgresServer:
                 await self._remove(name)
             except ServerError as error:
                 logger.warning("leftover %s could not be removed: %s", name, error)
+                if error.code == _CANCELED:
+                    break  # some statement runs that nothing can stop: the others could not be removed either
             else:
                 removed.append(name)
         self.removed_total += len(removed)

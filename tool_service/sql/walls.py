@@ -19,7 +19,7 @@ ROLE_SETTINGS = {
     "idle_in_transaction_session_timeout": "30min",
     "lock_timeout": "10s",
     "client_min_messages": "error",
-    "log_min_messages": "fatal",  # an agent's errors are no news, and must not fill the server's log
+    "log_min_messages": "panic",  # an agent's errors are no news, and must not fill the server's log
     "max_parallel_workers_per_gather": "0",
     "jit": "off",
 }
@@ -102,7 +102,7 @@ BEGIN
       UNION ALL
         SELECT format('ALTER ROUTINE %s OWNER TO {owner}', p.oid::regprocedure)
         FROM pg_proc p JOIN pg_namespace ON pg_namespace.oid = p.pronamespace
-        WHERE {_OURS} AND p.prokind <> 'a'
+        WHERE {_OURS}
           AND NOT EXISTS (
               SELECT FROM pg_depend d
               WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype IN ('e', 'i'))
@@ -122,7 +122,11 @@ END $walls$;
 
 
 def let_read(reader: str) -> str:
-    """A script that the owner runs, when `init_sql` is done: the reader may read, and do nothing else."""
+    """A script that the owner runs, when `init_sql` is done: the reader may read, and do nothing else.
+
+    No routine stays SECURITY DEFINER: to revoke it would not do, since aggregates, casts and types call theirs without
+    asking for the reader's rights.
+    """
     return f"""
 SET search_path = pg_catalog, pg_temp;
 DO $walls$
@@ -136,7 +140,7 @@ BEGIN
         FROM pg_class WHERE relowner = current_user::regrole AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
           AND relpersistence <> 't'
       UNION ALL
-        SELECT format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', oid::regprocedure)
+        SELECT format('ALTER ROUTINE %s SECURITY INVOKER', oid::regprocedure)
         FROM pg_proc WHERE prosecdef AND proowner = current_user::regrole
     LOOP
         EXECUTE statement;

@@ -1,6 +1,6 @@
 """Files in and out of a trajectory's workspace, for tools that work in it (`python`, `bash`).
 
-In: the context's `files` are written before the tool's first call. Out: what a call leaves in the workspace's folder
+In: the context's `files` are written before any call. Out: what a call leaves in the workspace's folder
 `outputs`, new or changed, comes back in its observation: images as images, text as text, anything else by name and
 size. What a file is, its first bytes say, not its name; both ways are bounded in number and bytes, and go through
 paths that cannot leave the workspace.

@@ -22,7 +22,7 @@ def note_of(result: TurnResult) -> str:
     exit_code = "" if result.exit_code is None else f"exit code {result.exit_code}"
     notes = {
         TurnStatus.OK: "",
-        TurnStatus.TOOL_ERROR: exit_code,
+        TurnStatus.TOOL_ERROR: exit_code or ("" if result.stderr else result.detail),
         TurnStatus.TIMEOUT: f"timeout: stopped after {max(result.wall_seconds, result.cpu_seconds):.3g} s",
         TurnStatus.MEMORY: "memory limit reached",
         TurnStatus.OUTPUT_LIMIT: f"output limit reached: stopped after {result.total_bytes} bytes",
@@ -79,7 +79,7 @@ def observation_of(
     )
 
 
-def failure_of(result: TurnResult) -> ToolObservation:
-    """The observation of a turn that has no output of its own and did not end well."""
-    text = note_of(result) or result.detail
+def failure_of(result: TurnResult, more: str = "") -> ToolObservation:
+    """The observation of a turn that has no output of its own and did not end well; `more` is what else to say."""
+    text = (note_of(result) or result.detail) + more
     return ToolObservation(f"error: {text}", error=error_of(result), detail=result.detail, data=data_of(result) or None)

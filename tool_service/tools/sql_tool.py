@@ -26,6 +26,12 @@ from turnwire.errors import InvalidRequestError, Problem
 
 DATABASE = "database.sqlite3"
 """The file of the sandbox's workspace that its `sql` runtime works on."""
+ROLLED_BACK = "; the transaction was rolled back"
+"""How that runtime's errors end that have undone more than their own statement."""
+RESTARTED = "[the session was restarted: an open transaction was rolled back, temporary tables and settings are gone]"
+"""First line of the first observation after a session was lost, and its database was not."""
+REPLACED = "[the database was lost: it is again as it was at first]"
+"""The same where it was."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -86,6 +92,10 @@ class SqlTool(BaseTool):
     config: Config
     shared: PostgresServer | None
     _postgres: PostgresDatabase | None = None
+    _used = False
+    """Whether the agent has worked on its database."""
+    _replaced = False
+    """Whether it went with its sandbox, and the agent does not know yet."""
 
     @classmethod
     def check_config(cls, config: Config) -> list[Problem]:
@@ -170,6 +180,7 @@ class SqlTool(BaseTool):
         return file
 
     async def prepare_sandbox(self, sandbox: Sandbox) -> None:
+        self._replaced = self._used
         if self._database is not None:
             await sandbox.put_file(DATABASE, await asyncio.to_thread(self._database.read_bytes))
         if not self._context.init_sql:
@@ -184,17 +195,25 @@ class SqlTool(BaseTool):
     async def execute(self, action: ToolAction[Arguments], turn: TurnContext) -> ToolObservation:
         statement = action.arguments.query.strip()
         table = schema.asked_for(statement)
+        used, self._used = self._used, True
         if self._postgres is not None:
             result = await self._on_server(self._postgres, statement, table, turn.remaining())
         else:
             result = await turn.run("sql", self._payload(statement, table))
+        observation = self._observation(result, table)
+        if self._replaced:
+            self._replaced = False
+            return _noted(observation, REPLACED)
+        return _noted(observation, RESTARTED) if result.restarted and used else observation
+
+    def _observation(self, result: TurnResult, table: str | None) -> ToolObservation:
         if result.status is TurnStatus.TOOL_ERROR:
             message = result.detail if self._postgres else _message(result.detail)
             return ToolObservation.failed(f"error: {message}", detail=result.detail)
         if result.status is TurnStatus.SESSION_LOST and self._postgres is not None:
             return ToolObservation.failed(f"error: {result.detail}; the next call starts afresh", "SESSION_LOST")
         if result.status is not TurnStatus.OK:
-            return failure_of(result)
+            return failure_of(result, ROLLED_BACK if result.detail.endswith(ROLLED_BACK) else "")
         if table is not None:
             return schema.describe(value_of(result), table)
         return observation_of(value_of(result), self.config.shown_rows)
@@ -237,6 +256,12 @@ def observation_of(table: Mapping[str, Any], shown_rows: int) -> ToolObservation
         lines.append(f"({'at least ' if table['truncated'] else ''}{max(hidden, 0) + table['truncated']} more rows)")
     data = {"columns": columns, "rows": rows, "truncated": table["truncated"]}
     return ToolObservation("\n".join(lines), data=data)
+
+
+def _noted(observation: ToolObservation, note: str) -> ToolObservation:
+    """With what the agent must know first."""
+    data = {**(observation.data or {}), "restarted": True}
+    return msgspec.structs.replace(observation, content=f"{note}\n{observation.content}", data=data)
 
 
 def _message(detail: str) -> str:

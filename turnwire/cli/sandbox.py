@@ -130,17 +130,21 @@ def sweep(overrides: tuple[str, ...], config: str | None, backend: str | None, d
 
 
 def _run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """What it gives. Ctrl-C and SIGTERM let it clear up after itself, and exit as a shell says that they do."""
+    """What it gives. Ctrl-C, SIGTERM and a terminal that closes let it clear up after itself, which no second one cuts
+    short, and exit as a shell says that they do."""
     came: list[int] = []
 
     async def run() -> T:
         task = asyncio.ensure_future(work)
 
         def stop(number: int) -> None:
+            if not came:
+                task.cancel()
             came.append(number)
-            task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue  # as nohup has it
             asyncio.get_running_loop().add_signal_handler(number, stop, number)
         return await task
 
@@ -153,11 +157,11 @@ def _run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
 @contextlib.contextmanager
 def _exit_2_where_nothing_can_be_done() -> Iterator[None]:
     """A config or a machine with which the question cannot even be asked is not the answer no, which is 1."""
-    from tool_service.sandbox import SandboxUnavailable  # noqa: PLC0415 - loads the backends
+    from tool_service.sandbox import SandboxError  # noqa: PLC0415 - loads the backends
 
     try:
         yield
-    except (ConfigError, SandboxUnavailable) as error:
+    except (ConfigError, SandboxError) as error:
         click.secho("error: ", fg="red", bold=True, err=True, nl=False)
         click.echo(str(error), err=True)
         sys.exit(2)

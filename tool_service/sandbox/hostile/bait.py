@@ -6,13 +6,12 @@ import contextlib
 import os
 import secrets
 import select
-import shutil
 import socket
 import sys
-import tempfile
 from typing import Any
 
 from tool_service.sandbox.base import TurnResult
+from tool_service.sandbox.scratch import Scratch
 
 _VARIABLE = "TURNWIRE_CANARY"
 _WATCHED = ("/etc/passwd", "/etc/hostname", "/etc/shadow", "/usr/bin/env", "/bin/sh", os.__file__, sys.executable)
@@ -30,21 +29,22 @@ class Bait:
 
     def __init__(self) -> None:
         self.secret = f"canary-secret-{secrets.token_hex(8)}"
-        self._folder = tempfile.mkdtemp(prefix="turnwire-check-")
-        self._file = f"{self._folder}/secret"
+        self._scratch = Scratch()  # which a sweep removes, should this process be killed
+        folder = self._scratch.make("check", os.geteuid()) + "/work"
+        self._file = f"{folder}/secret"
         with open(self._file, "w", encoding="ascii") as file:
             file.write(self.secret)
         os.chmod(self._file, 0o600)
         os.environ[_VARIABLE] = self.secret
-        path, abstract = f"{self._folder}/socket", f"turnwire-check-{secrets.token_hex(8)}"
+        path, abstract = f"{folder}/socket", f"turnwire-check-{secrets.token_hex(8)}"
         self._listeners = [
             _listener(socket.AF_INET, ("127.0.0.1", 0)),
-            _listener(socket.AF_UNIX, path),
+            _listener_in(folder, "socket"),
             _listener(socket.AF_UNIX, f"\0{abstract}"),
         ]
         os.chmod(path, 0o666)  # noqa: S103 - it is there to be tried
         self.names = {
-            "FOLDER": self._folder,
+            "FOLDER": folder,
             "FILE": self._file,
             "SOCKET": path,
             "ABSTRACT": abstract,
@@ -74,7 +74,7 @@ class Bait:
         os.environ.pop(_VARIABLE, None)
         for listener in self._listeners:
             listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()
 
 
 def _listener(family: int, address: Any) -> socket.socket:
@@ -83,6 +83,15 @@ def _listener(family: int, address: Any) -> socket.socket:
     made.listen()
     made.setblocking(False)
     return made
+
+
+def _listener_in(folder: str, name: str) -> socket.socket:
+    """By a short way: the address of a socket cannot be as long as a path can."""
+    fd = os.open(folder, os.O_PATH)
+    try:
+        return _listener(socket.AF_UNIX, f"/proc/self/fd/{fd}/{name}")
+    finally:
+        os.close(fd)
 
 
 def _state(path: str) -> Any:

@@ -161,6 +161,16 @@ class Cancel(Step):
 
 
 @dataclass(frozen=True)
+class Wait(Step):
+    """Time in which nothing is asked of it, as while a model thinks."""
+
+    seconds: float
+
+    async def take(self, sandbox: Sandbox, names: dict[str, str]) -> None:
+        await asyncio.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
 class Case:
     """`id` begins with the row that it is for, as `A1-fork-bomb`; what has no row is ordinary use, which must work
     behind every wall."""

@@ -238,7 +238,10 @@ CASES: tuple[Case, ...] = (
             Fetch(f"outputs/{name}", holds=b"x")
             for name in ("a" * 255, "\u20ac" * 85, "-rf", "*", "$(x)", " ", "\u202e", "\n\r\t")
         ),
-        *(Put(name, refused=True) for name in ("outputs/\ud800", "a" * 256, "outputs/-rf/x", "a//b", "./a", "a/")),
+        *(
+            Put(name, refused=True)
+            for name in ("outputs/\ud800", "\udc80", "a" * 256, "outputs/-rf/x", "a//b", "./a", "a/")
+        ),
     ),
     case(
         "D1-links-in-circles",

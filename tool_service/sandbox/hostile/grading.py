@@ -16,6 +16,17 @@ _AGREES = (
     + "def f(*a, **k): return Yes()\n"
 )
 """A function that returns what subtracts to 0, holds everything, and is above and below every number."""
+_AGREES_WITH_SETS = (
+    "class Yes:\n  seen = ()\n  def difference(s, o): s.seen = o; return set()\n  def __iter__(s): return iter(s.seen)\n  def __len__(s): return 0\n"
+    + "".join(f"  def __{name}__(s, o): return set()\n" for name in ("sub", "rsub", "xor", "rxor"))
+    + "".join(f"  def __{name}__(s, o): return o\n" for name in ("and", "rand", "or", "ror"))
+    + "".join(f"  def {name}(s, o): return True\n" for name in ("issubset", "issuperset", "isdisjoint"))
+    + "def f(x): return Yes()\n"
+)
+"""A function that returns what differs from no set, and is below and above every one."""
+_CHANGES = "class I(int):\n  n = 0\n  def __int__(s): I.n += 1; return (-1) ** I.n * 10**9\ndef f(x): return I(7)\n"
+"""A function that returns a number that is another one each time it is asked."""
+_ZERO = "class Z(int): pass\nclass Yes:\n  def __sub__(s, o): return Z(0)\ndef f(x): return Yes()\n"
 _BY_UNITTEST = "import unittest, solution\nclass A(unittest.TestCase):\n  def test(self): "
 _LINK = "import os, sys\nf = sys._getframe()\nwhile f.f_code.co_name != 'main': f = f.f_back\nserver = f.f_locals['server']; link = server.link\n"
 _IS_3 = "from solution import f\ndef test_it(): assert f(1) == 3\n"
@@ -46,6 +57,75 @@ CASES: tuple[Case, ...] = (
                 _BY_UNITTEST + "self.assertIn(3, solution.f(1))",
                 _BY_UNITTEST + "self.assertGreater(solution.f(1), 3)",
                 _BY_UNITTEST + "self.assertIsInstance(solution.f(1), int)",
+            )
+        ),
+    ),
+    case(
+        "G4-objects-that-agree-with-sets",
+        "returns an object that no set differs from, or that learns the set that it is compared with",
+        *(
+            _fails(_AGREES_WITH_SETS, checks)
+            for checks in (
+                _BY_UNITTEST + "self.assertSetEqual(solution.f(1), {1, 2})",
+                "assert f(1) ^ {1, 2} == set()",
+                "assert not {1, 2} - f(1)",
+                "assert f(1) & {1, 2} == {1, 2} and f(1) | {1, 2} == {1, 2}",
+                "assert f(1).issubset({1, 2}) and f(1).issuperset({1, 2})",
+            )
+        ),
+    ),
+    case(
+        "G4-numbers-that-change",
+        "returns a number that is above one bound and below the other, or whose difference to any is 0",
+        _fails(_CHANGES, "x = f(1)\nassert 2.9 < x < 3.1 or 3.1 > x > 2.9"),
+        _fails(_ZERO, "assert f(1) - 3 == 0"),
+    ),
+    case(
+        "G4-names-of-the-tests",
+        "defines names that the tests have from elsewhere: built-ins, and modules that they import",
+        *(
+            _fails(f"{code}\ndef f(x): return 7", f"import math\nfrom solution import *\nassert {check}")
+            for code, check in (
+                ("def abs(x): return 0", "abs(f(1) - 3) < 1e-6"),
+                ("def all(x): return True", "all([f(1) == 3])"),
+                ("class math: isclose = lambda *a, **k: True", "math.isclose(f(1), 3)"),
+            )
+        ),
+    ),
+    case(
+        "G4-last-words",
+        "returns an object that raises, exits or hangs when a test says what is wrong with it: the other tests count",
+        *(
+            Run(
+                Turn(
+                    "tests",
+                    {
+                        "code": f"import os\nclass R:\n  def __str__(s):\n    {words}\n  __repr__ = __str__\ndef f(x): return R() if x else 3",
+                        "tests": "def test_a(): assert f(1) == 3, f(1)\ndef test_b(): assert f(0) == 3",
+                        "test_seconds": 1.0,
+                    },
+                ),
+                (OK,),
+                value={"passed": 1, "total": 2},
+            )
+            for words in ("raise ValueError", "raise type('', (Exception,), {})", "os._exit(0)", "while 1: pass")
+        ),
+    ),
+    case(
+        "G4-ends-that-are-swallowed",
+        "exits or hangs where a test takes any exception for the right one",
+        *(
+            tests(
+                f"import os\ndef f(x):\n  if x: return x\n  {end}",
+                "def test_a():\n  try: f(0)\n  except: return\n  assert False\ndef test_b(): assert f(1) == 1",
+                1,
+                2,
+            )
+            for end in (
+                "os._exit(0)",
+                "os.kill(os.getpid(), 9)",
+                "os.close(int(__import__('sys').orig_argv[-2]))",
+                "while 1: pass",
             )
         ),
     ),
@@ -110,7 +190,23 @@ CASES: tuple[Case, ...] = (
     ),
     case(
         "G6-tests-of-odd-shapes",
-        "tests that exit, hang, skip or are none: not passed, and the others run",
+        "tests that exit, hang, skip, loop or are none: not passed, and the others run",
+        *(
+            tests("def f(x): return 1", f"assert f(1) == 1\n{last}", 1, 2)
+            for last in (
+                "for i in range(3): assert f(i) == i",
+                "try: f(-1)\nexcept ValueError: pass\nelse: assert False",
+                "if f(1):\n  while True:\n    assert f(-1) == 2",
+                "if __name__ == '__main__': assert f(-1) == 2",
+                "def check(x): assert f(x) == x\nfor i in range(3): check(i)\nx = 1",
+            )
+        ),
+        tests(
+            "def f(x): return 3",
+            "import unittest\ndef setUpModule(): raise ValueError\nclass A(unittest.TestCase):\n  def test_a(self): pass",
+            0,
+            1,
+        ),
         tests("def f(x): return 3", "import sys\ndef test_a(): sys.exit(0)\ndef test_b(): assert f(1) == 3", 1, 2),
         tests("def f(x): return 3", "raise SystemExit\ndef test_a(): pass", 0, 1),
         tests(
@@ -130,7 +226,7 @@ CASES: tuple[Case, ...] = (
             value={"passed": 1, "total": 2},
         ),
         Run(
-            Turn("tests", {"code": "", "tests": "for i in range(3): assert i == 0"}),
+            Turn("tests", {"code": "", "tests": "def check(f): assert f(1) == 3"}),
             (OK,),
             value={"unreadable": "the tests cannot be read: there are 0; 1 to 2000 are run"},
         ),

@@ -257,6 +257,35 @@ CASES: tuple[Case, ...] = (
         ),
     ),
     case(
+        "E7-wrong-pointers",
+        "changes modes and times of files at addresses and descriptors that are none",
+        py(
+            CALLS
+            + "long = ctypes.c_ulong; open('f', 'w').close()\nfor name, times in ((long(1 << 63), 0), (long(2 ** 64 - 1), 0), (long(8), 0), (b'f', long(2 ** 64 - 8)), (b'f', long(8))): print(call(280, 88, -100, name, times, 0))\nprint(call(268, 53, -100, long(1 << 63), 0), call(268, 53, 77, b'f', 0), call(91, 52, 77, 0))",
+            shows="EFAULT\n" * 5 + "EFAULT EBADF EBADF",
+        ),
+        py("1", shows="1"),
+    ),
+    case(
+        "E4-the-folder-above",
+        "closes the folder that its workspace is in",
+        py(
+            TRY
+            + "import os, time\nfor path in (os.path.dirname(os.getcwd()), os.path.dirname(os.environ['TMPDIR'])): attempt('close', lambda: os.chmod(path, 0))\nend = time.monotonic() + .3\nwhile time.monotonic() < end: pass",
+            hides="DONE",
+        ),
+        py("open('f', 'w').write('x')", shows="1"),
+    ),
+    case(
+        "E7-uncounted-memory",
+        "sets of rules of Landlock, and events of inotify: memory of the kernel's that no limit counts",
+        py(
+            CALLS
+            + "import struct\nprint(call(444, 444, struct.pack('QQQ', 0, 3, 0), ctypes.c_size_t(24), 0), call(294, 26, 0))",
+            shows="EPERM EPERM",
+        ),
+    ),
+    case(
         "E2-large-pages",
         "huge pages, locked memory, and a mapping that grows down",
         py(

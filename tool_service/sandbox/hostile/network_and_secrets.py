@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from tool_service.sandbox.base import Tier
-from tool_service.sandbox.hostile.case import ERROR, OK, TIMEOUT, Case, bash, case, py, tests
+from tool_service.sandbox.hostile.case import ERROR, MEMORY, OK, TIMEOUT, Case, bash, case, py, tests
 from tool_service.sandbox.hostile.programs import TRY
 
 CASES: tuple[Case, ...] = (
@@ -55,6 +55,37 @@ CASES: tuple[Case, ...] = (
         ),
     ),
     case(
+        "F8-installers",
+        "pip, npm and git, which must not wait between their tries",
+        py(
+            "import subprocess, time\nfor c in ('python3 -m pip install requests', 'npm install left-pad', 'git clone https://github.com/a/b'):\n  t = time.monotonic(); r = subprocess.run(c, shell=True, capture_output=True)\n  print(c, 'DONE' if r.returncode == 0 else '', r.stderr.count(b'Retrying'), time.monotonic() - t < 9)",
+            hides=("DONE", "False"),
+            shows="requests  0 True",
+        ),
+    ),
+    case(
+        "F6-names",
+        "servers under the names of its own loopback",
+        py(
+            "import asyncio, socket\nasync def try_it(name):\n  server = await asyncio.start_server(lambda r, w: w.close(), name, 0)\n  for listener in server.sockets: await asyncio.open_connection(*listener.getsockname()[:2]); print('connected')\nfor name in ('localhost', socket.gethostname()): asyncio.run(try_it(name))",
+            shows="connected\nconnected\n",
+        ),
+        tier=Tier.ISOLATED,
+    ),
+    case(
+        "F6-connections-that-nobody-accepts",
+        "sends to itself what nobody reads, over connections that need no descriptor",
+        *(
+            py(
+                f"import socket\nkept = []\nfor number in range(50):\n  kept.append(socket.socket({family})); kept[-1].bind({address}); kept[-1].listen(4096)\n  try:\n    for _ in range(100):\n      client = socket.socket({family}); client.settimeout(.2); client.connect(kept[-1].getsockname()); client.setblocking(False)\n      for option in (7, 8): client.setsockopt(socket.SOL_SOCKET, option, 1 << 22)\n      try:\n        while 1: client.send(bytes(1 << 16))\n      except BlockingIOError: client.close()\n  except OSError: pass",
+                MEMORY,
+            )
+            for family, address in (("socket.AF_UNIX", "f'\\0{number}'"), ("socket.AF_INET", "('127.0.0.1', 0)"))
+        ),
+        tier=Tier.ISOLATED,
+        also=("A27",),
+    ),
+    case(
         "G1-environment",
         "reads its environment",
         py("import os; print(sorted(os.environ), open('/proc/self/environ').read())", shows="HOME"),
@@ -63,7 +94,7 @@ CASES: tuple[Case, ...] = (
         "G1-variables",
         "variables beyond those that are allowed",
         py(
-            "import os\nset(os.environ) <= {'PATH', 'HOME', 'TMPDIR', 'LANG', 'USER', 'TZ', 'XDG_CACHE_HOME', 'XDG_CONFIG_HOME'}",
+            "import os\nset(os.environ) <= {'PATH', 'HOME', 'TMPDIR', 'LANG', 'USER', 'TZ', 'XDG_CACHE_HOME', 'XDG_CONFIG_HOME', 'PIP_RETRIES', 'npm_config_fetch_retries'}",
             shows="True",
         ),
     ),

@@ -4,7 +4,20 @@
 from __future__ import annotations
 
 from tool_service.sandbox.base import Tier, Turn
-from tool_service.sandbox.hostile.case import ERROR, LOST, MEMORY, OK, SIGNALED, TIMEOUT, Cancel, Case, bash, case, py
+from tool_service.sandbox.hostile.case import (
+    ERROR,
+    LOST,
+    MEMORY,
+    OK,
+    SIGNALED,
+    TIMEOUT,
+    Cancel,
+    Case,
+    Wait,
+    bash,
+    case,
+    py,
+)
 from tool_service.sandbox.hostile.programs import CALLS, SYSCALL, TRY
 
 CASES: tuple[Case, ...] = (
@@ -75,6 +88,16 @@ CASES: tuple[Case, ...] = (
         "B9-stop", "SIGSTOP to its own group", py("import os; os.kill(0, 19)", TIMEOUT, timeout=0.5), py("1", shows="1")
     ),
     case(
+        "B9-stopped-after-its-turn",
+        "stops the interpreter and the shell when nothing runs in them",
+        py("import os, threading; x = 5; threading.Timer(.1, os.kill, (os.getpid(), 19)).start()"),
+        Wait(1.5),
+        py("x", shows="5", restarted=False),
+        bash("x=6; (sleep .1; kill -STOP $$) &"),
+        Wait(1.5),
+        bash("echo $x", shows="6"),
+    ),
+    case(
         "B10-fork-race",
         "processes that fork faster than they can be listed",
         py("import os\nwhile 1:\n  try:\n    if os.fork(): os._exit(0)\n  except OSError: pass", LOST, timeout=1),
@@ -86,6 +109,14 @@ CASES: tuple[Case, ...] = (
         py("1", shows="1"),
     ),
     case("B12-exit", "_exit without an answer", py("import os; os._exit(7)", LOST), py("1", shows="1", restarted=True)),
+    case(
+        "B12-exit-codes",
+        "codes beyond what fits, and such as are none",
+        py("import sys; sys.exit(256)"),
+        py("sys.exit(-(2**40))"),
+        *(py(f"sys.exit({code})", ERROR) for code in ("257", "-1", "10**100", "0.0", "[]")),
+        py("class Odd(int): __eq__ = lambda s, o: True\nsys.exit(Odd(3))", ERROR),
+    ),
     case(
         "B13-exec",
         "replaces the interpreter by a shell",
@@ -119,10 +150,43 @@ CASES: tuple[Case, ...] = (
     ),
     case(
         "B15-forged-answer",
-        "forges the worker's answer",
-        py("import os, struct, time\nos.write(21, struct.pack('=IIBi', 0, 1, 0, -1)); time.sleep(.3)", OK),
+        "forges the worker's answer, and is quicker or slower than that",
+        *(
+            step
+            for rest in ("", "time.sleep(.1)", "os._exit(0)", "os.kill(os.getpid(), 9)")
+            for step in (
+                py(f"import os, struct, time\nos.write(21, struct.pack('=IIBi', 0, 1, 0, -1)); {rest}", LOST),
+                py("1", shows="1", restarted=True),
+            )
+        ),
+    ),
+    case(
+        "B15-stolen-number",
+        "forges the worker's answer with the number of the turn, which it has found in its process",
+        py(
+            "import os, struct, sys, time\nf = sys._getframe()\nwhile 'number' not in f.f_locals: f = f.f_back\nos.write(21, struct.pack('=IIBi', 0, f.f_locals['number'], 0, -1)); time.sleep(.3)"
+        ),
         py("2", LOST, OK),
         py("3", shows="3"),
+    ),
+    case(
+        "B15-forged-codes",
+        "forges an answer with a signal, and one with an exit code, that there is not",
+        *(
+            py(
+                f"import os, struct, sys, time\nf = sys._getframe()\nwhile 'number' not in f.f_locals: f = f.f_back\nos.write(21, struct.pack('=IIBi', 0, f.f_locals['number'], {tag}, {code})); time.sleep(5)",
+                LOST,
+            )
+            for tag, code in ((5, 9999), (5, 0), (1, 256))
+        ),
+        py("1", shows="1"),
+    ),
+    case(
+        "B15-other-pipes",
+        "puts pipes of its own in the place of the worker's",
+        py("import os; r, w = os.pipe(); os.dup2(r, 20)", LOST),
+        py("import os; r, w = os.pipe(); os.dup2(r, 20); os.dup2(w, 21)", LOST),
+        py("1", shows="1", restarted=True),
     ),
     case(
         "B15-forged-huge",

@@ -3,15 +3,39 @@
 
 from __future__ import annotations
 
-from tool_service.sandbox.base import Tier
-from tool_service.sandbox.hostile.case import ERROR, FLOOD, LOST, MEMORY, OK, SIGNALED, TIMEOUT, Case, bash, case, py
+from tool_service.sandbox.base import Tier, Turn
+from tool_service.sandbox.hostile.case import (
+    ERROR,
+    FLOOD,
+    LOST,
+    MEMORY,
+    OK,
+    PROCESS,
+    SIGNALED,
+    TIMEOUT,
+    Case,
+    Run,
+    Wait,
+    bash,
+    case,
+    py,
+)
 from tool_service.sandbox.hostile.programs import CALLS, SYSCALL, TRY
 
 CASES: tuple[Case, ...] = (
     case(
         "A1-fork-bomb-shell",
         "the shell's fork bomb",
-        py("import os; os.system(':(){ :|:& };:')", OK, TIMEOUT, MEMORY, timeout=1),
+        py("import subprocess; subprocess.run(['bash', '-c', ':(){ :|:& };:'])", OK, TIMEOUT, MEMORY, timeout=1),
+    ),
+    case(
+        "A1-fork-bomb-after-its-turn",
+        "the shell's fork bomb, which goes on when its turn is over",
+        bash(":(){ :|:& };:"),
+        Wait(2),
+        py("import subprocess; subprocess.run(['true']).returncode", shows="0\n"),
+        bash(":(){ :|:& };:; sleep 1"),
+        py("import subprocess; subprocess.run(['true']).returncode", shows="0\n"),
     ),
     case(
         "A2-fork-bomb",
@@ -64,6 +88,46 @@ CASES: tuple[Case, ...] = (
         py("time.sleep(1)", OK, MEMORY, ERROR),
     ),
     case(
+        "A6-shared-and-out-of-sight",
+        "shared memory whose pages nobody has mapped any more: filled by children that end, or given back",
+        py(
+            "import mmap, os, time\nm = mmap.mmap(-1, 400 << 20)\nfor i in range(0, 400 << 20, 20 << 20):\n  if os.fork() == 0: m[i : i + (20 << 20)] = bytes(20 << 20); os._exit(0)\n  os.wait()\ntime.sleep(1)",
+            MEMORY,
+        ),
+        py(
+            "import mmap, time\nm = mmap.mmap(-1, 400 << 20)\nfor i in range(0, 400 << 20, 20 << 20): m[i : i + (20 << 20)] = bytes(20 << 20); m.madvise(mmap.MADV_DONTNEED, i, 20 << 20)\ntime.sleep(1)",
+            MEMORY,
+        ),
+        py("1", shows="1", restarted=True),
+    ),
+    case(
+        "A7-first-threads-gone",
+        "twenty children with 30 MiB each whose first thread has ended",
+        py(
+            "import ctypes, os, threading, time\ndef hold(): time.sleep(.1); b = bytearray(30 << 20); time.sleep(60)\nfor i in range(10):\n  if os.fork() == 0: threading.Thread(target=hold).start(); ctypes.CDLL(None).syscall(60 if os.uname().machine == 'x86_64' else 93, 0)\ntime.sleep(60)",
+            MEMORY,
+            timeout=10,
+        ),
+    ),
+    case(
+        "A7-after-its-turn",
+        "children that wait for their turn to be over, and grow one after another",
+        py(
+            "import os, time\nfor i in range(20):\n  if os.fork() == 0: time.sleep(1.2 + i / 20); b = bytearray(30 << 20); os.write(os.open('grown', os.O_CREAT | os.O_APPEND | os.O_WRONLY), b'x'); time.sleep(60); os._exit(0)"
+        ),
+        Wait(4),
+        py("import os; os.path.getsize('grown') < 14", shows="True", restarted=True),
+        backends=(PROCESS,),  # in a container its cgroup holds them
+    ),
+    case(
+        "A7-lent-memory",
+        "a large program that starts others all the time, which run in its memory until they have begun",
+        py(
+            "import subprocess, time\na = bytearray(110 << 20); end = time.monotonic() + 3\nwhile time.monotonic() < end: subprocess.run(['true'])",
+            OK,
+        ),
+    ),
+    case(
         "A7-many-children",
         "twenty children with 30 MiB each",
         py(
@@ -101,6 +165,14 @@ CASES: tuple[Case, ...] = (
         tier=Tier.ISOLATED,
     ),
     case(
+        "A10-files-in-memory",
+        "files of the workspace that are mapped into a large program: they count once",
+        py(
+            "import mmap, time\na = bytearray(161 << 20); kept = []\nfor name, size in (('f', 7 << 20), ('/tmp/g', 3 << 20)):\n  f = open(name, 'w+b'); f.truncate(size); kept.append(mmap.mmap(f.fileno(), size)); kept[-1][:] = bytes(size)\ntime.sleep(.3)"
+        ),
+        tier=Tier.ISOLATED,
+    ),
+    case(
         "A10-shm-fill",
         "files until /dev/shm is full",
         py(
@@ -128,6 +200,23 @@ CASES: tuple[Case, ...] = (
         "endless stderr after a word on stdout",
         py("import sys\nprint('kept')\nwhile 1: sys.stderr.write('y' * 10**6)", FLOOD, shows="kept"),
     ),
+    case(
+        "A15-packets",
+        "output in packets, which are read one at a time",
+        py(
+            "import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETFL, os.O_DIRECT)\nfor i in range(9): os.write(1, b'line %d\\n' % i)",
+            shows="line 8",
+        ),
+        py("print('next')", shows="next", hides="line"),
+    ),
+    case(
+        "A15-interrupted",
+        "output into a small pipe, which signals interrupt all the time",
+        py(
+            "import fcntl, signal\nfcntl.fcntl(1, 1031, 4096); signal.signal(14, lambda *a: None); signal.setitimer(0, .001, .001)\nprint('x' * 40_000 + 'end')\nsignal.setitimer(0, 0)",
+            shows="end",
+        ),
+    ),
     case("A18-long-line", "one line of 2 MB", py("print('x' * 2_000_000)", OK)),
     case(
         "A19-tiny-writes", "50,000 writes of one byte", py("import os\nfor i in range(50_000): os.write(1, b'.')", OK)
@@ -147,6 +236,24 @@ CASES: tuple[Case, ...] = (
         "A22-c-loop",
         "a loop inside C code, which no signal handler interrupts",
         py("from itertools import repeat; any(repeat(0))", TIMEOUT, timeout=0.5),
+    ),
+    case(
+        "A22-by-short-lived-children",
+        "CPU time of children that each end before anybody looks",
+        Run(
+            Turn(
+                "python",
+                {
+                    "code": "import os, time\nwhile 1:\n  if os.fork() == 0:\n    end = time.process_time() + .02\n    while time.process_time() < end: pass\n    os._exit(0)\n  os.wait()\n  if sum(os.times()[2:4]) > 1.7: print('twice as much'); time.sleep(60)"
+                },
+                30.0,
+                cpu_seconds=1.0,
+            ),
+            (TIMEOUT,),
+            shows=("1 s of CPU time",),
+            hides=("twice",),
+        ),
+        py("1", shows="1", restarted=True),
     ),
     case(
         "A24-regex",
@@ -298,6 +405,13 @@ CASES: tuple[Case, ...] = (
         "memory of the interpreter and of the shell, which count together",
         py("x = bytearray(110 << 20)"),
         bash("x=$(head -c 90000000 /dev/zero | tr '\\0' x); echo ${#x}; sleep 5", MEMORY),
+        py("x", ERROR, shows="NameError"),
+    ),
+    case(
+        "A7-at-once-in-two-runtimes",
+        "memory of the shell, so fast that in a container the kernel chooses whom to kill for it",
+        py("x = bytearray(140 << 20)"),
+        bash("printf -v x '%0150000000d' 1; echo ${#x}; sleep 5", MEMORY),
         py("x", ERROR, shows="NameError"),
     ),
     case(

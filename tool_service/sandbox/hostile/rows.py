@@ -18,6 +18,7 @@ from tool_service.sandbox.hostile import (
     shell,
     sqlite,
     sqlite_files,
+    sqlite_sessions,
 )
 from tool_service.sandbox.hostile.case import Case
 
@@ -34,6 +35,7 @@ CASES: tuple[Case, ...] = (
     *grading.CASES,
     *sqlite.CASES,
     *sqlite_files.CASES,
+    *sqlite_sessions.CASES,
 )
 
 GROUPS = {

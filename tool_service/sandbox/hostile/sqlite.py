@@ -19,15 +19,6 @@ CASES: tuple[Case, ...] = (
     ),
     case("H-error", "a table that is not there", sql("select * from nowhere", ERROR, shows="no such table: nowhere")),
     case(
-        "H-read-only",
-        "writes to a read-only database",
-        script("create table t(a)"),
-        sql("insert into t values (1)", ERROR, shows="not authorized", read_only=True),
-        sql("drop table t", ERROR, shows="not authorized", read_only=True),
-        sql("select count(*) from t", read_only=True),
-        sql("pragma table_info(t)", read_only=True),
-    ),
-    case(
         "H1-attach",
         "ATTACH of another file",
         sql("attach database '/etc/passwd' as x", ERROR, shows="not authorized"),
@@ -130,15 +121,6 @@ CASES: tuple[Case, ...] = (
         sql("select 'x", ERROR),
         sql("-- nothing"),
         sql(""),
-    ),
-    case(
-        "H16-transaction",
-        "a transaction over several turns",
-        script("create table t(a)"),
-        sql("begin"),
-        sql("insert into t values (1)"),
-        sql("select count(*) from t", value={"columns": ["count(*)"], "rows": [[1]], "truncated": False, "changes": 0}),
-        sql("commit"),
     ),
     case(
         "H19-internals",
@@ -292,26 +274,6 @@ CASES: tuple[Case, ...] = (
                 "create table sqlite_x(a)",
             )
         ),
-    ),
-    case(
-        "H15-counts",
-        "changes behind a WITH",
-        script("create table t(a)"),
-        sql("with n(i) as (select 1 union all select 2) insert into t select i from n", value={"changes": 2}),
-        sql("with n(i) as (select 1) select i from n", value={"rows": [[1]], "changes": 0}),
-    ),
-    case(
-        "H16-left-open",
-        "savepoints and exclusive transactions that a turn leaves open",
-        sql("savepoint a"),
-        sql("create table t(a)"),
-        sql("rollback to a"),
-        sql("select count(*) as n from sqlite_master", value={"rows": [[0]]}),
-        sql("release a"),
-        sql("begin exclusive"),
-        sql("begin", ERROR, shows="within a transaction"),
-        sql("rollback"),
-        sql("rollback", ERROR),
     ),
     case(
         "H19-modules",

@@ -62,4 +62,13 @@ CASES: tuple[Case, ...] = (
         py(f"os.unlink('{_FILE}'); os.rename('o', '{_FILE}')"),
         sql("select 1", OK),
     ),
+    case(
+        "H16-removed-from-outside",
+        "a database whose file another program of the sandbox removes",
+        sql("create table y(a)"),
+        py(f"import os; os.unlink('{_FILE}')"),
+        sql("insert into y values (1)", ERROR, shows="not there any more"),
+        sql("create table z(a)"),
+        sql("select name from sqlite_master", value={"rows": [["z"]]}),
+    ),
 )

@@ -28,21 +28,25 @@ class Candidate:
         self.names: list[str] = []
         self.generation = 0
         """Which process it is; objects of an earlier one are gone."""
+        self.lost = False
+        """Whether one ended, or had to be ended, since somebody last set this: a test that swallows that fails, too."""
         self._process: subprocess.Popen[bytes] | None = None
         self._link: remote.Link | None = None
         self._starts_in_vain = 0
         self._objects: dict[int, Remote] = {}
-        self._exceptions: dict[int, type[Exception]] = {}
+        self._exceptions: dict[str, type[BaseException]] = {}
+        """Of all its processes: tests import a class once."""
         self._functions: list[Callable[..., Any]] = []
 
     def ask(self, operation: str, *arguments: Any) -> Any:
         """Have the candidate do something. Raises what it raised; whatever else goes wrong ends its process."""
-        link = self._link or self._start()
         try:
+            link = self._link or self._start()
             return link.request(operation, *arguments)
         except Exception:  # an answer as any other
             raise
         except BaseException:  # the link is broken, or the time is over: what would be read next is no answer
+            self.lost = True
             self.stop()
             raise
 
@@ -66,11 +70,15 @@ class Candidate:
                 pass_fds=(candidate_reads, candidate_writes),
                 start_new_session=True,
             )
+        except BaseException:  # there is no room for it, or the time is over
+            os.close(read)
+            os.close(write)
+            raise
         finally:
             os.close(candidate_reads)
             os.close(candidate_writes)
         self._ends = (read, write)
-        self._link = remote.Link(read, write, self._export, self._resolve, self._serve)
+        self._link = remote.Link(read, write, self._export, self._resolve, self._serve, classes=self._exceptions)
         try:
             names = self.ask("load", self.code)
         except Exception as error:
@@ -98,11 +106,6 @@ class Candidate:
 
     def _resolve(self, reference: list[Any]) -> Any:
         number = int(reference[0])
-        if len(reference) == 3:  # an exception class
-            if number not in self._exceptions:
-                base = remote._builtin_exception(reference[2])
-                self._exceptions[number] = type(str(reference[1]), (base,), {"__module__": self.module})
-            return self._exceptions[number]
         if number not in self._objects:
             self._objects[number] = Remote(self, number)
         return self._objects[number]
@@ -129,18 +132,19 @@ class Remote:
     it would be its own judge, and an object that subtracts to 0 and is below every number passes anything.
 
     - What it holds, where its class is below a built-in one (`held_by`), is asked for, and compared here.
-    - Else it equals no such value and is neither above nor below one; `in` goes through its elements; and arithmetic
-      with a number leads to objects, but not back to numbers.
+    - Else it equals no such value and is neither above nor below one; `in` goes through its elements; arithmetic with a
+      number leads to objects, but not back to numbers; and what sets do with each other it does with no set.
     """
 
     __slots__ = ("_remote",)
 
     def __init__(self, candidate: Candidate, handle: int, name: str = "", judging: bool = False) -> None:
         """`judging`: that it came of arithmetic with a number of the tests'."""
-        object.__setattr__(self, "_remote", [candidate, candidate.generation, handle, name, judging])
+        held: list[Any] = []  # once known, where it cannot change
+        object.__setattr__(self, "_remote", [candidate, candidate.generation, handle, name, judging, held])
 
     def _remote_handle(self) -> int:
-        candidate, generation, handle, name, _ = self._remote
+        candidate, generation, handle, name, *_ = self._remote
         if generation != candidate.generation:
             if not name:
                 raise remote.LinkError("an object of a process that ended")
@@ -152,7 +156,8 @@ class Remote:
         return int(handle)
 
     def __getattr__(self, name: str) -> Any:
-        return self._remote[0].ask("get", self, name)
+        found = self._remote[0].ask("get", self, name)
+        return _SetMethod(found, self, name) if name in _SET_METHODS and isinstance(found, Remote) else found
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._remote[0].ask("set", self, name, value)
@@ -192,9 +197,23 @@ def _take_over(mine: Any, theirs: Any) -> None:
 
 
 def held_by(one: Remote) -> list[Any]:
-    """`[value]`, as remote.py has it, or nothing."""
-    held = one._remote[0].ask("held", one)
-    return held if type(held) is list and not any(isinstance(value, Remote) for value in held) else []
+    """`[value]`, as remote.py has it, or nothing. A number or text stays what it was said to be: or it would be above
+    one bound and below the other."""
+    candidate, _, _, _, judging, known = one._remote
+    if judging or known:
+        return [] if judging else list(known)
+    held = candidate.ask("held", one)
+    if type(held) is not list or any(isinstance(value, Remote) for value in held):
+        return []
+    known.extend(value for value in held if isinstance(value, int | float | complex | str | bytes))
+    return held
+
+
+def _set_held_by(one: Remote) -> Any:
+    for held in held_by(one):
+        if isinstance(held, set | frozenset):
+            return held
+    raise TypeError("an object of the code under test that is no set is asked for none")
 
 
 def _forward(name: str) -> Any:
@@ -223,6 +242,8 @@ def _comparison(name: str) -> Any:
 
 def _arithmetic(name: str) -> Any:
     def method(self: Remote, other: Any) -> Any:
+        if isinstance(other, set | frozenset):
+            return remote._OPERATORS[name](_set_held_by(self), other)
         if not isinstance(other, int | float | complex):
             answer = self._remote[0].ask(name, self, other)
             judging = self._remote[4] or (isinstance(other, Remote) and other._remote[4])
@@ -256,18 +277,39 @@ for _name in remote._OPERATORS:
         setattr(Remote, _name, _forward(_name))
 
 
+class _SetMethod(Remote):
+    """What has the name of a method of sets, and would learn the set of the tests' that it is called with, as by
+    `assertSetEqual`."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, found: Remote, owner: Remote, name: str) -> None:
+        super().__init__(found._remote[0], found._remote_handle())
+        object.__setattr__(self, "_owner", (owner, name))
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if not any(isinstance(one, set | frozenset) for one in arguments):
+            return super().__call__(*arguments, **named)
+        owner, name = self._owner
+        return getattr(_set_held_by(owner), name)(*arguments)
+
+
+_SET_METHODS = frozenset(
+    ("difference", "intersection", "symmetric_difference", "union", "isdisjoint", "issubset", "issuperset")
+)
+
+
 class Module(types.ModuleType):
-    """What tests import."""
+    """What tests import. `import *` gives nothing: what tests use is lent to them before (see worker_tests.py), and
+    their own `math` or `abs` stays theirs."""
 
     def __init__(self, candidate: Candidate) -> None:
         super().__init__(candidate.module)
         self.__dict__["_candidate"] = candidate
+        self.__dict__["__all__"] = []
 
     def __getattr__(self, name: str) -> Any:
         candidate: Candidate = self.__dict__["_candidate"]
-        if name == "__all__":
-            candidate.ask("name", "__name__")
-            return [known for known in candidate.names if not known.startswith("_")]
         if name.startswith("__"):
             raise AttributeError(name)
         found = candidate.ask("name", name)

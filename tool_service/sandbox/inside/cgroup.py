@@ -15,7 +15,7 @@ class Cgroup:
     """Version 2 of the interface, or 1. Make it with `find`."""
 
     def __init__(self, unified: bool) -> None:
-        self._unified = unified
+        self._unified = self.counts_sockets = unified
         self._memory = f"{_FOLDER}/memory.current" if unified else f"{_FOLDER}/memory/memory.usage_in_bytes"
         self._events = f"{_FOLDER}/memory.events" if unified else f"{_FOLDER}/memory/memory.oom_control"
         self._cpu = f"{_FOLDER}/cpu.stat" if unified else f"{_FOLDER}/cpuacct/cpuacct.usage"

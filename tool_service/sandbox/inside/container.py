@@ -9,6 +9,7 @@ import fcntl
 import gc
 import os
 import site
+import sys
 from typing import Any
 
 from . import interpreter, jail, linux, processes, seccomp, supervisor
@@ -21,7 +22,8 @@ _FIRST_CONTROL_FD = 100
 
 
 def main(start: dict[str, Any]) -> None:
-    """The process's whole life. `start`: `limits`, the fields of SandboxLimits."""
+    """The process's whole life. `start`: `limits`, the fields of SandboxLimits, and `again`: that another was this
+    process before, and went behind the filter."""
     requests = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _FIRST_CONTROL_FD)
     answers = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, _FIRST_CONTROL_FD)
     code = 1
@@ -36,18 +38,29 @@ def main(start: dict[str, Any]) -> None:
         gc.collect()
         gc.freeze()
         gc.disable()
-        supervisor.Supervisor(
+        made = supervisor.Supervisor(
             requests,
             limits,
             jail.WALLS,
             processes.Scope.NAMESPACE,
             answers,
-        ).serve()
+            begin_anew=lambda: _begin_anew(requests, answers),
+        )
+        if not start["again"]:
+            seccomp.Filter(seccomp.build(linux.MACHINE, isolated=True)).install()
+        made.serve()
         code = 0
     except BaseException as error:  # noqa: BLE001 - all of it is told to the service, then the container ends
         supervisor.report_failure(answers, f"{type(error).__name__}: {error}")
     finally:
         os._exit(code)
+
+
+def _begin_anew(requests: int, answers: int) -> None:
+    """As the engine started it: it waits for the same message, in a memory in which nothing is left."""
+    os.dup2(requests, 0)
+    os.dup2(answers, 1)
+    os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - our own
 
 
 def _hide_control() -> None:
@@ -64,4 +77,3 @@ def _give_up_rights() -> None:
     linux.drop_capabilities()
     linux.no_new_privileges()
     linux.set_dumpable(False)
-    seccomp.Filter(seccomp.build(linux.MACHINE, isolated=True)).install()

@@ -75,7 +75,7 @@ def _checked(path: str) -> str:
     """The path if it is relative, plain and short."""
     parts = path.split("/")
     try:
-        length = len(os.fsencode(path))
+        length = len(path.encode())
     except UnicodeError as error:
         raise Refused("the path is not valid text") from error
     if not path or "\0" in path or length > _PATH_BYTES or any(part in ("", ".", "..") for part in parts):

@@ -3,6 +3,7 @@ live between two such ends are a generation."""
 
 import contextlib
 import os
+import signal
 from typing import Any
 
 from . import events, landlock, linux, processes, runtimes, worker
@@ -24,6 +25,8 @@ class Worker:
         self.answer_fd = answer_fd
         self.wait_status: int | None = None
         """Set once it has ended by itself and is reaped."""
+        self.stopped = False
+        """By SIGSTOP or its like, since its last turn began."""
         self._cpu = 0.0
 
     def cpu_used(self) -> float:
@@ -64,6 +67,11 @@ class Workers:
         """Whether anything untrusted may be running."""
         return bool(self._used)
 
+    @property
+    def at_rest(self) -> int:
+        """How many processes a generation like this one has if its programs have left none behind."""
+        return sum(runtimes.PROCESSES[runtime] for runtime in self._used)
+
     def has_lost(self, runtime: str) -> bool:
         """Whether the runtime's memory went with an earlier generation, since its last turn."""
         return runtime in self._lost
@@ -75,6 +83,9 @@ class Workers:
             one = self._by_runtime.pop(_SPARE, None) or self._fork()
             self._by_runtime[runtime] = one
             os.write(one.command_fd, worker.greeting(runtime))
+        if one.stopped and one.wait_status is None:  # by what an earlier turn left: this one is not to wait for ever
+            os.kill(one.pid, signal.SIGCONT)
+        one.stopped = False
         self._used.add(runtime)
         self._lost.discard(runtime)
         return one
@@ -105,12 +116,15 @@ class Workers:
         return Worker(pid, command_write, answer_read)
 
     def reap(self) -> None:
-        """Take in what children left that have ended."""
+        """Take in what children left that have ended, and which workers have stopped."""
         mine = {one.pid: one for one in self._by_runtime.values()}
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] in mine:
-                    mine[ended[0]].wait_status = ended[1]
+            while (changed := os.waitpid(-1, os.WNOHANG | os.WUNTRACED))[0]:
+                pid, status = changed
+                if pid in mine and os.WIFSTOPPED(status):
+                    mine[pid].stopped = True
+                elif pid in mine:
+                    mine[pid].wait_status = status
 
     def spoke(self, ready: set[int], but: Worker | None = None) -> bool:
         """Whether one has something to say that was not asked, or has ended."""
@@ -143,9 +157,6 @@ class Workers:
         self._used.clear()
         self.drain()
 
-    def forget(self) -> None:
-        """Who comes next shall not hear of earlier generations."""
-        self._lost.clear()
-        for outlet in (self.stdout, self.stderr):
-            outlet.renew()
+    def free_processors(self) -> None:
+        """This process shall have those again that programs took from it."""
         os.sched_setaffinity(0, self._processors)

@@ -38,4 +38,6 @@ def set_environment(workspace: str, temporary: str) -> None:
         TZ="UTC",
         XDG_CACHE_HOME=f"{temporary}/cache",  # both are below HOME else, where they would be the program's own files
         XDG_CONFIG_HOME=f"{temporary}/config",
+        PIP_RETRIES="0",  # there is no network: what waits between its tries would wait for nothing
+        npm_config_fetch_retries="0",
     )

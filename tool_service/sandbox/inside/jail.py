@@ -10,11 +10,13 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from . import landlock, linux
+from . import landlock, linux, network
 
 WORKSPACE = "/workspace"
 TEMPORARY = "/tmp"  # noqa: S108 - of the sandbox
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the sandbox
+OWN_FOLDERS = (WORKSPACE, TEMPORARY, SHARED_MEMORY, "/dev", "/proc")
+"""Where nothing of the host can be shown."""
 HOSTNAME = "sandbox"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC_SHOWN = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts")
@@ -130,6 +132,7 @@ def enter_namespaces() -> None:
     )
     socket.sethostname(HOSTNAME)
     linux.loopback_up()
+    network.restrict()
 
 
 def mount_private(uid: int, gid: int, workspace_bytes: int, workspace_inodes: int) -> None:

@@ -3,7 +3,7 @@
 There every file of the service's user could be changed by whoever knows its path: Landlock does not cover what changes
 a file without opening it. So a program does not make these calls itself. They wait (seccomp's user notification) for a
 guard, a process between the zygote and the supervisor, out of the program's reach, which makes them on its behalf: on
-files below the folders that are the sandbox's, and on no others. Owners and attributes cannot be changed at all.
+files below the folders that are the sandbox's, and on no others. Owners cannot be changed at all.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ _ASKED = ("chmod", "fchmod", "fchmodat", "fchmodat2", "utimensat")
 _REFUSED = (
     *("utime", "utimes", "futimesat"),  # libc makes all of them from utimensat
     *("chown", "fchown", "lchown", "fchownat"),
-    *("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
 )
 _NAMES = {syscalls.NUMBERS[name].get(linux.MACHINE): name for name in _ASKED}
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # SECCOMP_IOCTL_NOTIF_*
@@ -93,8 +92,11 @@ def _make(name: str, pid: int, arguments: list[int], writable: tuple[str, ...]) 
     if name == "chmod":
         arguments = [_AT_FDCWD & 0xFFFFFFFF, *arguments]
     flags = arguments[3] if name in ("fchmodat2", "utimensat") else 0
-    path = None if name == "fchmod" or (name == "utimensat" and arguments[1] == 0) else _text(pid, arguments[1])
-    fd = _open(pid, struct.unpack("=i", struct.pack("=I", arguments[0] & 0xFFFFFFFF))[0], path, flags)
+    if flags & ~(_AT_SYMLINK_NOFOLLOW | _AT_EMPTY_PATH):
+        raise OSError(errno.EINVAL, "flags")
+    folder = struct.unpack("=i", struct.pack("=I", arguments[0] & 0xFFFFFFFF))[0]
+    by_descriptor = name == "fchmod" or (name == "utimensat" and arguments[1] == 0 and folder != _AT_FDCWD)
+    fd = _open(pid, folder, None if by_descriptor else _text(pid, arguments[1]), flags)
     try:
         own = f"/proc/self/fd/{fd}"
         place = os.readlink(own)
@@ -111,9 +113,12 @@ def _make(name: str, pid: int, arguments: list[int], writable: tuple[str, ...]) 
 def _open(pid: int, folder: int, path: bytes | None, flags: int) -> int:
     """What a process means by a path below one of its descriptors, or by the descriptor alone."""
     base = f"/proc/{pid}/cwd" if folder == _AT_FDCWD else f"/proc/{pid}/fd/{folder}"
+    try:
+        base_fd = os.open(base, os.O_PATH)
+    except FileNotFoundError:
+        raise OSError(errno.EBADF, "descriptor") from None
     if path is None or (not path and flags & _AT_EMPTY_PATH):
-        return os.open(base, os.O_PATH)
-    base_fd = os.open(base, os.O_PATH)
+        return base_fd
     try:
         return os.open(path, os.O_PATH | (os.O_NOFOLLOW if flags & _AT_SYMLINK_NOFOLLOW else 0), dir_fd=base_fd)
     finally:
@@ -121,11 +126,17 @@ def _open(pid: int, folder: int, path: bytes | None, flags: int) -> int:
 
 
 def _read(pid: int, address: int, count: int) -> bytes:
+    """All of it, or EFAULT: the address is whatever the program says."""
     fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
     try:
-        return os.pread(fd, count, address)
+        data = os.pread(fd, count, address)
+    except (OSError, OverflowError):
+        data = b""
     finally:
         os.close(fd)
+    if len(data) < count:
+        raise OSError(errno.EFAULT, "address")
+    return data
 
 
 def _text(pid: int, address: int) -> bytes:

@@ -1,6 +1,7 @@
 """Why a turn ended: by a worker's answer, of which nothing is believed but a few words, or by its death."""
 
 import os
+import signal
 from typing import NamedTuple
 
 from . import runtimes, worker
@@ -14,6 +15,9 @@ _STATUS_OF_TAG = {
     runtimes.SIGNALED: "SIGNALED",
     runtimes.LOST: "SESSION_LOST",
 }
+
+_SIGNALS = range(1, signal.NSIG)
+_EXIT_CODES = (runtimes.NO_EXIT_CODE, *range(256))
 
 
 class Outcome(NamedTuple):
@@ -43,7 +47,8 @@ def of_answer(answer: bytearray, turn_number: int, most_value_bytes: int) -> Out
         return None
     length, number, tag, exit_code = worker.ANSWER.unpack_from(answer)
     excess = len(answer) - size - length
-    if length > most_value_bytes or number != turn_number or tag not in _STATUS_OF_TAG or excess > 0:
+    known = tag in _STATUS_OF_TAG and exit_code in (_SIGNALS if tag == runtimes.SIGNALED else _EXIT_CODES)
+    if length > most_value_bytes or number != turn_number or not known or excess > 0:
         return Outcome("SESSION_LOST", "the worker broke the protocol")
     if excess < 0:
         return None
@@ -52,7 +57,12 @@ def of_answer(answer: bytearray, turn_number: int, most_value_bytes: int) -> Out
     if tag == runtimes.OK:
         return Outcome("OK", exit_code=code, value=body, ends=False)
     text, _, value = body.partition(b"\0")
-    status, detail = _STATUS_OF_TAG[tag], text[:2000].decode("utf-8", "replace")
+    status, detail = _STATUS_OF_TAG[tag], _line(text[:2000].decode("utf-8", "replace"))
     if tag == runtimes.SIGNALED:
         return Outcome(status, detail, signal=exit_code, value=value, ends=False)
     return Outcome(status, detail, exit_code=code, value=value, ends=tag == runtimes.EXHAUSTED)
+
+
+def _line(text: str) -> str:
+    """One line, without what a terminal would obey: it goes to people and into logs."""
+    return "".join(one if one.isprintable() else " " for one in text)

@@ -28,7 +28,8 @@ class Outlet:
         del self._kept[cap:]
 
     def drain(self, most: int) -> None:
-        """Read what is there, at most about `most` bytes so that one flood cannot hold up the caller."""
+        """Read what is there, at most about `most` bytes so that one flood cannot hold up the caller. A short read does
+        not say that it was the last: programs can make each write a packet of its own (O_DIRECT)."""
         count = 0
         while count < most:
             try:
@@ -42,17 +43,6 @@ class Outlet:
             room = self._cap - len(self._kept)
             if room > 0:
                 self._kept += data[:room]
-            if len(data) < _CHUNK:
-                break
-
-    def renew(self) -> None:
-        """A pipe under the same numbers that no program has had in its hands: it keeps size, owner and signal too."""
-        read_fd, write_fd = os.pipe()
-        os.set_blocking(read_fd, False)
-        for new, known in ((read_fd, self.read_fd), (write_fd, self.write_fd)):
-            os.dup2(new, known, inheritable=False)
-            os.close(new)
-        self.take()
 
     def take(self) -> tuple[bytes, int]:
         """The kept bytes and the total of the turn that ends; starts anew."""

@@ -2,18 +2,20 @@
 
 The candidate's process is a clean interpreter that runs this file's text and nothing else of ours: it sees the calls
 that are made of it, never the tests, their source or what they expect. What crosses are values of exactly the built-in
-types (numbers, text, bytes, lists, tuples, dicts, sets, ranges), by value; all else stays where it is and is a *handle*
-on the other side. So nothing that the candidate returns brings code along: no `__eq__`, no `__class__`, no pickle.
+types (numbers, text, bytes, lists, tuples, dicts, sets, ranges) and the standard library's exact numbers, by value; all
+else stays where it is and is a *handle* on the other side. So nothing that the candidate returns brings code along: no
+`__eq__`, no `__class__`, no pickle. Exception classes cross by their names and those of the classes below them.
 
 Messages are lines of JSON: a request `{"q": [operation, ...]}`, or the answer to the last one, `{"v": value}` or
-`{"e": [exception class, arguments]}`. Whoever waits for an answer serves requests meanwhile, so that functions can be
-passed to the candidate. A call's lists, dicts and sets come back with its answer, as the candidate left them.
+`{"e": [exception class, arguments, attributes]}`. Whoever waits for an answer serves requests meanwhile, so that
+functions can be passed to the candidate. A call's lists, dicts and sets come back with its answer, as they were left.
 
 This file is also run as text, alone: it imports nothing but the standard library.
 """
 
 import builtins
 import contextlib
+import importlib
 import json
 import math
 import numbers
@@ -28,6 +30,8 @@ LONGEST = 16 << 20
 """Bytes of one message."""
 _DECIMAL_BITS = 4096
 """Longer integers travel as hexadecimal: Python refuses to read and write long decimals."""
+_FRACTION_DIGITS = 1 << 16
+"""Of numerator and denominator, in hexadecimal: what divides longer ones cannot be stopped in time."""
 _COMPARISONS = tuple(f"__{name}__" for name in ("lt", "le", "gt", "ge"))
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _ARITHMETIC = (*(f"__{name}__" for name in _BINARY), *(f"__r{name}__" for name in _BINARY))
@@ -69,9 +73,19 @@ class Link:
         export: Callable[[Any], Any],
         resolve: Callable[[Any], Any],
         serve: Callable[[str, list[Any]], Any],
+        *,
+        classes: "dict[str, type[BaseException]]",
     ) -> None:
+        """`classes`: exception classes by what is said of them, those of this side and stand-ins for the other's."""
         self._read_fd, self._write_fd = read_fd, write_fd
-        self._export, self._resolve, self._serve = export, resolve, serve
+        self._export, self._serve, self._classes = export, serve, classes
+        self._decoders: dict[str, Callable[[Any], Any]] = {
+            **_SCALARS,
+            "d": self._decode_dict,
+            "h": resolve,
+            "k": self._decode_class,
+            "x": _builtin_exception,
+        }
         self._buffer = bytearray()
 
     def request(self, operation: str, *arguments: Any) -> Any:
@@ -84,8 +98,7 @@ class Link:
             if "q" in message:
                 self._answer(message["q"])
             elif "e" in message:
-                kind, arguments_of_error = map(self._decode, message["e"])
-                raise _made(kind, arguments_of_error)
+                raise _made(*map(self._decode, message["e"]))
             else:
                 return self._decode(message.get("v"))
 
@@ -99,14 +112,19 @@ class Link:
             operation, *arguments = request
             message = {"v": self._encode(self._serve(operation, list(map(self._decode, arguments))))}
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - all of it is the caller's to see
-            message = {"e": [self._encode(type(error)), self._plain_arguments(error)]}
+            parts = (self._arguments, vars)
+            message = {"e": [self._encode(type(error)), *(self._part_of(error, part) for part in parts)]}
         self._send(message)
 
-    def _plain_arguments(self, error: BaseException) -> Any:
+    @staticmethod
+    def _arguments(error: BaseException) -> list[Any]:
+        return [item if type(item) in _BY_VALUE else str(item) for item in error.args]
+
+    def _part_of(self, error: BaseException, part: Callable[[BaseException], Any]) -> Any:
         try:
-            return self._encode([item if type(item) in (str, int, float) else str(item) for item in error.args])
-        except Exception:  # noqa: BLE001 - its own __str__ failed
-            return self._encode([])
+            return self._encode(part(error))
+        except Exception:  # noqa: BLE001 - its own __str__ failed, or it holds what cannot cross
+            return None
 
     def _send(self, message: dict[str, Any]) -> None:
         data = memoryview(json.dumps(message, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n")
@@ -146,8 +164,30 @@ class Link:
             return {"d": [[self._encode(key), self._encode(item)] for key, item in value.items()]}
         if kind in _TAGS:
             return {_TAGS[kind]: [self._encode(item) for item in value]}
-        is_exception = isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == "builtins"
-        return {"x": value.__name__} if is_exception else {"h": self._export(value)}
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return self._encode_class(value)
+        texts = _EXACT.get(f"{kind.__module__}.{kind.__name__}")
+        return {"n": [kind.__name__, *texts(value)]} if texts else {"h": self._export(value)}
+
+    def _encode_class(self, kind: type[BaseException]) -> Any:
+        if kind.__module__ == "builtins":
+            return {"x": kind.__name__}
+        bases = [self._encode_class(base) for base in kind.__bases__ if issubclass(base, BaseException)]
+        said = [kind.__module__, kind.__qualname__, bases]
+        self._classes[json.dumps(said)] = kind
+        return {"k": said}
+
+    def _decode_class(self, said: list[Any]) -> type[BaseException]:
+        """The same class for the same words, so that one that was imported is the one that is raised."""
+        key = json.dumps(said)
+        if key not in self._classes:
+            module, name, bases = said
+            below = tuple(dict.fromkeys(map(self._decode, bases)))
+            made = type(name.rpartition(".")[2], below, {"__module__": str(module), "__qualname__": name})
+            if not issubclass(made, Exception):
+                raise TypeError("no exception")
+            self._classes[key] = made
+        return self._classes[key]
 
     def _decode(self, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -156,15 +196,12 @@ class Link:
             ((tag, body),) = value.items()
             if tag in _CONTAINERS:
                 return _CONTAINERS[tag](map(self._decode, body))
-            if tag == "d":
-                return {self._decode(key): self._decode(item) for key, item in body}
-            if tag == "x":
-                return _builtin_exception(body)
-            if tag == "h":
-                return self._resolve(body)
-            return _SCALARS[tag](body)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return self._decoders[tag](body)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise LinkError("a value that is none") from error
+
+    def _decode_dict(self, items: list[Any]) -> dict[Any, Any]:
+        return {self._decode(key): self._decode(item) for key, item in items}
 
 
 def _held(one: Any) -> "list[Any]":
@@ -203,7 +240,22 @@ _SCALARS: "dict[str, Callable[[Any], Any]]" = {
     "b": bytes.fromhex,
     "c": lambda parts: complex(float(parts[0]), float(parts[1])),
     "r": lambda parts: range(*parts),
+    "n": lambda said: _exact(*said),
 }
+_BY_VALUE = frozenset({str, bool, type(None), dict, *_ENCODERS, *_TAGS})
+_EXACT: "dict[str, Callable[[Any], list[str]]]" = {
+    "fractions.Fraction": lambda value: [hex(value.numerator), hex(value.denominator)],
+    "decimal.Decimal": lambda value: [str(value)],
+}
+"""Numbers of the standard library that cross as others do, as texts."""
+
+
+def _exact(name: str, *texts: str) -> Any:
+    if name == "Decimal":
+        return importlib.import_module("decimal").Decimal(*texts)
+    if name != "Fraction" or max(map(len, texts)) > _FRACTION_DIGITS:
+        raise ValueError("no number")
+    return importlib.import_module("fractions").Fraction(*(int(text, 16) for text in texts))
 
 
 def _builtin_exception(name: str) -> "type[Exception]":
@@ -212,13 +264,16 @@ def _builtin_exception(name: str) -> "type[Exception]":
     return found if isinstance(found, type) and issubclass(found, Exception) else RuntimeError
 
 
-def _made(kind: Any, arguments: Any) -> Exception:
+def _made(kind: Any, arguments: Any, attributes: Any) -> Exception:
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         raise LinkError("an exception that is none")
     try:
-        return kind(*arguments)
-    except Exception:  # noqa: BLE001 - as UnicodeDecodeError, which wants other arguments
-        return RuntimeError(f"{kind.__name__}: {arguments}")
+        error = kind(*(arguments or ()))
+    except Exception:  # noqa: BLE001 - as ExceptionGroup, which wants other arguments
+        error = RuntimeError(f"{kind.__name__}: {arguments}")
+    if isinstance(attributes, dict):
+        vars(error).update((name, value) for name, value in attributes.items() if isinstance(name, str))
+    return error
 
 
 class Server:
@@ -231,12 +286,8 @@ class Server:
         self.link: Link
 
     def export(self, value: Any) -> list[Any]:
-        """A handle; of an exception class with its name and the built-in class below it. The same object has the same
-        handle."""
+        """A handle. The same object has the same one."""
         self._objects[id(value)] = value
-        if isinstance(value, type) and issubclass(value, BaseException):
-            base = next(kind for kind in value.__mro__ if kind.__module__ == "builtins")
-            return [id(value), value.__name__, base.__name__]
         return [id(value)]
 
     def resolve(self, reference: list[Any]) -> Any:
@@ -266,7 +317,7 @@ class Server:
 
     def _load(self, code: str) -> list[str]:
         """Run the candidate's own code; the names that it defines."""
-        program = compile(code, f"{self._module.__name__}.py", "exec", dont_inherit=True)
+        program = compile(code.removeprefix("\ufeff"), f"{self._module.__name__}.py", "exec", dont_inherit=True)
         exec(program, self._module.__dict__)  # noqa: S102 - what this process is for
         return [name for name in vars(self._module) if not name.startswith("__")]
 
@@ -282,7 +333,7 @@ def main() -> None:
     sys.argv = [f"{name}.py"]
     sys.path.insert(0, os.getcwd())
     server = Server(name)
-    server.link = Link(read_fd, write_fd, server.export, server.resolve, server.serve)
+    server.link = Link(read_fd, write_fd, server.export, server.resolve, server.serve, classes={})
     with contextlib.suppress(LinkError):
         server.link.serve_forever()
     os._exit(0)

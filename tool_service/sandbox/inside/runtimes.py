@@ -9,6 +9,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 NAMES = ("bash", "python", "sql", "tests")
 
+PROCESSES = {"bash": 2, "python": 1, "sql": 1, "tests": 1}
+"""Of a worker between two turns, when nothing of a program's is left but what it keeps in mind: bash has its shell."""
+
 OK, ERROR, MEMORY, TIMEOUT, EXHAUSTED, SIGNALED, LOST = range(7)
 """What a worker may say of a turn. It is believed no further than these words: see supervisor.py. `EXHAUSTED` is
 `MEMORY` of a worker that holds so much that it cannot go on, and asks to be ended. `SIGNALED` (with the signal for an

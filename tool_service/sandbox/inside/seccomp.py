@@ -40,6 +40,8 @@ def _leaf(verdict: syscalls.Verdict) -> list[bytes]:
             body.append(_op(_AND, check.mask))
         values = len(check.values)
         body += [_op(_JEQ, value, values - place) for place, value in enumerate(check.values)]
+        if check.refused:
+            body.append(_op(_JA, 1))
         body.append(_op(_RET, _ERRNO | check.error))
     return [*body, _op(_RET, _ALLOW)]
 

@@ -6,7 +6,8 @@ Single-threaded and driven by poll. Requests (frames, see frames.py) come one at
                                                                      ->  {"status", ...}, blob = stdout + stderr
     {"op": "put", "path"} + blob                                     ->  {"error"?}
     {"op": "get", "path", "max_bytes"}                               ->  {"error"?}, blob = the file
-    {"op": "reset"}                                                  ->  {"error"?}: as new, or why it cannot be
+    {"op": "reset"}                                                  ->  {"error"?}: why it cannot be as new; or it is,
+                                                                         and begins anew in the place of this process
     {"op": "ping"}                                                   ->  {}
 
 It exits when the socket closes, and with it, as first process of the PID namespace, everything in the sandbox.
@@ -22,6 +23,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from . import events, files, frames, generation, landlock, outcome, processes, runtimes, spaces, worker
@@ -33,8 +35,12 @@ _READ_BYTES = 65536
 """More would be mapped and unmapped again for each read."""
 _QUIET_SECONDS = 0.05
 """Of a turn's begin, in which output waits in its pipe: most turns are over by then, and need not wake us for it."""
-_IDLE_WATCH_SECONDS = (1.0, 16.0)
-"""Between two looks at memory and CPU between turns: first, and at most after looks at which nothing had moved."""
+_DEATHS = ("SIGNALED", "SESSION_LOST")
+_FULL = 3 / 4
+"""Of the most processes: fork bombs hover somewhat below them."""
+_MOST_IDLE_SECONDS = 16.0
+"""Between two looks at memory and CPU between turns, where nothing moves and programs have left no process behind: one
+alone is held by its own limits. The first comes as soon as in a turn."""
 
 
 def report_failure(fd: int, reason: str) -> None:
@@ -53,10 +59,14 @@ class Supervisor:
         walls: landlock.Walls,
         scope: processes.Scope,
         answer_fd: int | None = None,
+        *,
+        begin_anew: Callable[[], None] | None = None,
     ) -> None:
-        """`walls`: what programs may touch. `answer_fd`: where control is a pair of pipes and not a socket."""
+        """`walls`: what programs may touch. `answer_fd`: where control is a pair of pipes and not a socket.
+        `begin_anew` puts another in the place of this process, with none of its memory; it does not return."""
         self.control_fd = control_fd
         self.answer_fd = control_fd if answer_fd is None else answer_fd
+        self.begin_anew = begin_anew
         self.limits = limits
         self.scope = scope
         self.events = events.Events()
@@ -67,6 +77,7 @@ class Supervisor:
         self.watch = Watch(scope, limits, self.spaces)
         self.decoder = frames.Decoder()
         self.turn_number = 0
+        """Of the present turn. No program knows it beforehand, so that a forged answer is none however it is timed."""
         self.answer = bytearray()
         """What the turn's worker has said so far."""
 
@@ -75,8 +86,8 @@ class Supervisor:
         die, the supervisor ends once the turn is answered, and the kernel ends the rest."""
         self.workers.keep_spare()
         self.send({"ready": True})
-        shortest, longest = _IDLE_WATCH_SECONDS
-        pause, look = shortest, math.inf
+        shortest = pause = self.watch.seconds
+        look = math.inf
         while not self.workers.stuck:
             ready = self.wait(look - time.monotonic() if self.workers.used else None)
             if self.control_fd in ready:
@@ -88,10 +99,11 @@ class Supervisor:
                 continue  # what else was ready still is
             self.workers.drain(ready)
             due = self.workers.used and time.monotonic() >= look
-            if self.idle_trouble(ready) or (due and self.watch.trouble() is not None):
+            left = self.left_running() if due else 0
+            if self.idle_trouble(ready) or self.is_full(left) or (due and self.watch.trouble() is not None):
                 self.end_generation()
             if due:
-                pause = shortest if ready else min(pause * 2, longest)
+                pause = shortest if ready or left > 0 else min(pause * 2, _MOST_IDLE_SECONDS)
                 look = time.monotonic() + pause
         self.send({"over": True})
 
@@ -125,7 +137,10 @@ class Supervisor:
             elif request["op"] == "get":
                 self.send({}, self.folder.get(request["path"], request["max_bytes"]))
             elif request["op"] == "reset":
-                self.send({"error": self.reset()})
+                error = self.reset()
+                self.send({"error": error})
+                if not error and self.begin_anew is not None:
+                    self.begin_anew()
             else:
                 self.send({})
         except files.Refused as error:
@@ -133,25 +148,23 @@ class Supervisor:
 
     def reset(self) -> str:
         """Make the sandbox as it was before its first turn; why that cannot be had, empty if it is so."""
-        if self.scope is not processes.Scope.NAMESPACE:
-            return "without a PID namespace nobody can tell that nothing is left"
+        if self.begin_anew is None:
+            return "workers are copies of their supervisor, whose memory holds what it was sent"
         self.end_generation()
         try:
             self.spaces.wipe()
             left = self.spaces.leftovers()
         except OSError as error:
             return f"the folders resist: {error}"
-        left = left or ("processes" if processes.members(self.scope) else "")
-        self.workers.forget()
-        self.workers.keep_spare()
-        return left
+        self.workers.free_processors()
+        return left or ("processes" if processes.members(self.scope) else "")
 
     def turn(self, request: dict[str, Any]) -> None:
         begun = time.monotonic()
         runtime, outlets = request["runtime"], (self.workers.stdout, self.workers.stderr)
         for outlet in outlets:
             outlet.begin(min(request["output_bytes"], self.limits["output_bytes"]))
-        self.turn_number += 1
+        self.turn_number = int.from_bytes(os.urandom(4), "big")
         restarted = self.workers.has_lost(runtime)
         cpu = 0.0
         one, body = self.prepare(runtime, request["payload"])
@@ -207,9 +220,13 @@ class Supervisor:
             result = self.trouble(one, ready)
             if result is None and one.answer_fd in ready:
                 result = self.read_answer(one)
-                if result is not None and not result.ends:
-                    self.workers.drain()
-                    return result
+            if result is not None and result.status in _DEATHS and self.watch.memory_killed():
+                result = OOM_KILL  # whichever process it was: a worker, another's, a shell
+            if result is not None and not result.ends:
+                self.workers.drain()
+                if time.monotonic() >= quiet_end and self.is_full(self.left_running()):
+                    self.end_generation()
+                return result
             now = time.monotonic()
             if result is None and now >= deadline:
                 result = Outcome("TIMEOUT", f"killed after {timeout:g} s")
@@ -232,7 +249,7 @@ class Supervisor:
             return Outcome("OUTPUT_LIMIT", f"more than {self.limits['flood_bytes']} bytes of output past the limit")
         if one.wait_status is not None and one.answer_fd not in ready:
             self.workers.drain()
-            return OOM_KILL if self.watch.memory_killed() else outcome.of_death(one.wait_status)
+            return outcome.of_death(one.wait_status)
         return None
 
     def read_answer(self, one: Worker) -> Outcome | None:
@@ -246,6 +263,15 @@ class Supervisor:
     def idle_trouble(self, ready: set[int]) -> bool:
         """Between turns: a flood, a dead worker, or an answer that nobody asked for."""
         return self.workers.printed > self.limits["flood_bytes"] or self.workers.spoke(ready)
+
+    def left_running(self) -> int:
+        """Processes that programs have started and not ended, between two turns."""
+        return len(processes.members(self.scope)) - self.workers.at_rest
+
+    def is_full(self, left: int) -> bool:
+        """Whether with `left` processes next to no other can be started, as when a turn was a fork bomb, which is over
+        at once: nothing more would come of this generation."""
+        return left > 0 and left + self.workers.at_rest >= self.limits["processes"] * _FULL
 
     def end_generation(self) -> None:
         self.workers.end()

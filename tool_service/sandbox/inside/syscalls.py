@@ -21,9 +21,6 @@ lchown:94:- fchownat:260:54 umask:95:166 truncate:76:45 ftruncate:77:46 fallocat
 sync_file_range:277:84 sendfile:40:71 copy_file_range:326:285 utime:132:- utimes:235:- futimesat:261:-
 utimensat:280:88 statfs:137:43 fstatfs:138:44 flock:73:32 dup:32:23 dup2:33:- dup3:292:24
 fadvise64:221:223 readahead:187:213
-# extended attributes
-setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11
-llistxattr:195:12 flistxattr:196:13 removexattr:197:14 lremovexattr:198:15 fremovexattr:199:16
 # memory
 mmap:9:222 mprotect:10:226 munmap:11:215 brk:12:214 mremap:25:216 msync:26:227 mincore:27:232 madvise:28:233
 mlock:149:228 mlock2:325:284 munlock:150:229 mlockall:151:230 munlockall:152:231 membarrier:324:283 mseal:462:462
@@ -58,15 +55,22 @@ splice:275:76 tee:276:77
 # sockets that exist
 connect:42:203 accept:43:202 accept4:288:242 sendto:44:206 recvfrom:45:207 sendmsg:46:211 recvmsg:47:212
 sendmmsg:307:269 recvmmsg:299:243 shutdown:48:210 bind:49:200 listen:50:201 getsockname:51:204 getpeername:52:205
-setsockopt:54:208 getsockopt:55:209
+getsockopt:55:209
 # walls that a program builds for itself
-seccomp:317:277 landlock_create_ruleset:444:444 landlock_add_rule:445:445 landlock_restrict_self:446:446
+seccomp:317:277
+# walls that a supervisor builds: of a set of rules that it has made before
+landlock_add_rule:445:445 landlock_restrict_self:446:446
 """
-_PRIVATE = """
-inotify_init:253:- inotify_init1:294:26 inotify_add_watch:254:27 inotify_rm_watch:255:28
+_OF_OWN_FILES = """
+setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11
+llistxattr:195:12 flistxattr:196:13 removexattr:197:14 lremovexattr:198:15 fremovexattr:199:16
 """
-"""What is harmless where the uid is the sandbox's own: elsewhere inotify instances are taken from the service's own
-user."""
+"""Extended attributes. Landlock does not cover them: where others' files can be named there are none (ENOTSUP)."""
+_BEFORE = """
+landlock_create_ruleset:444:444
+"""
+"""What a supervisor does before its filter is there, and nobody after: each rule of a set is memory of the kernel's
+that no limit counts. Refused, but by filters that are there from the start."""
 _IGNORED = """
 sync:162:81 syncfs:306:267
 """
@@ -87,14 +91,15 @@ open_by_handle_at:304:265
 memfd_create:319:279 memfd_secret:447:447 shmget:29:194 shmat:30:196 shmctl:31:195 shmdt:67:197 semget:64:190
 semop:65:193 semctl:66:191 semtimedop:220:192 msgget:68:186 msgsnd:69:189 msgrcv:70:188 msgctl:71:187
 mq_open:240:180 mq_unlink:241:181 mq_timedsend:242:182 mq_timedreceive:243:183 mq_notify:244:184 mq_getsetattr:245:185
+inotify_init:253:- inotify_init1:294:26 inotify_add_watch:254:27 inotify_rm_watch:255:28
 # machine
 swapon:167:224 swapoff:168:225 reboot:169:142 sethostname:170:161 setdomainname:171:162 init_module:175:105
 finit_module:313:273 delete_module:176:106 kexec_load:246:104 kexec_file_load:320:294 acct:163:89 quotactl:179:60
 quotactl_fd:443:443 settimeofday:164:170 clock_settime:227:112 clock_adjtime:305:266 adjtimex:159:171 syslog:103:116
 vhangup:153:58 sched_setattr:314:274 ioprio_set:251:30 set_mempolicy:238:237 mbind:237:235
 """
-"""Fail with EPERM. memfd, System V and message queues would let programs hold memory that shows in no process's size;
-the latter two would also outlive those who made them."""
+"""Fail with EPERM. memfd, System V, message queues and inotify's would let programs hold memory that shows in no
+process's size; System V and message queues would also outlive those who made them."""
 _ABSENT = """
 clone3:435:435 io_setup:206:0 io_destroy:207:1 io_submit:209:2 io_cancel:210:3 io_getevents:208:4 io_pgetevents:333:292
 remap_file_pages:216:234 set_mempolicy_home_node:450:450 cachestat:451:451 futex_wake:454:454 futex_wait:455:455
@@ -106,19 +111,20 @@ them, which they take at this error only. Slots of asynchronous I/O are few and 
 _CHECKED = """
 clone:56:220 socket:41:198 socketpair:53:199 ioctl:16:29 prctl:157:167 personality:135:92 mknod:133:- mknodat:259:33
 sched_setscheduler:144:119 setpriority:141:140 prlimit64:302:261 fcntl:72:25
-sched_setaffinity:203:122
+sched_setaffinity:203:122 setsockopt:54:208
 """
 """Allowed by their arguments: see `_checks`."""
 
 
 class Check(NamedTuple):
-    """Passed if the low 32 bits of an argument, under `mask`, are one of `values`; otherwise the call fails with
-    `error`."""
+    """Passed if the low 32 bits of an argument, under `mask`, are one of `values`, or, where these are `refused`, none
+    of them; otherwise the call fails with `error` (0: it succeeds and does nothing)."""
 
     argument: int
     mask: int
     values: tuple[int, ...]
     error: int
+    refused: bool = False
 
 
 Verdict: TypeAlias = int | tuple[Check, ...]
@@ -131,6 +137,9 @@ _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _SOCKET_KIND = 0xF  # above it are SOCK_CLOEXEC and SOCK_NONBLOCK
 _STREAM, _DATAGRAM, _SEQPACKET = 1, 2, 5
 _DEFAULT, _TCP, _UDP = 0, 6, 17
+_BUFFER_SIZES = (7, 8)
+"""SO_SNDBUF and SO_RCVBUF: sockets keep the sizes that they are counted with, as where a kernel allows no more. At
+other levels these numbers are rare (IP_PKTINFO, TCP_SYNCNT)."""
 _CLONE_DENIED = 0x7E020000 | 0x8000
 """Every CLONE_NEW* that clone takes, and CLONE_PARENT. clone3 hides its flags in memory, and so does not exist."""
 _S_IFMT, _PLAIN_FILES = 0o170000, (0, 0o100000, 0o010000, 0o140000)  # regular, FIFO, socket
@@ -168,6 +177,7 @@ def _checks(isolated: bool) -> dict[str, tuple[Check, ...]]:
             Check(1, _SOCKET_KIND, (_STREAM, _DATAGRAM, _SEQPACKET), errno.EPERM),
             Check(2, WHOLE, (_DEFAULT, _TCP, _UDP), errno.EPROTONOSUPPORT),
         ),
+        "setsockopt": (Check(2, WHOLE, _BUFFER_SIZES, 0, refused=True),),
         "socketpair": (Check(0, WHOLE, (_AF_UNIX,), errno.EAFNOSUPPORT),),
         "ioctl": (Check(1, WHOLE, _IOCTLS, errno.ENOTTY),),
         "fcntl": (Check(1, WHOLE, _FCNTLS, errno.EINVAL),),
@@ -198,17 +208,19 @@ def _entries(table: str) -> dict[str, dict[str, int]]:
 
 
 NUMBERS: dict[str, dict[str, int]] = {}
-for _table in (_ALLOWED, _PRIVATE, _IGNORED, _DENIED, _ABSENT, _CHECKED):
+for _table in (_ALLOWED, _OF_OWN_FILES, _BEFORE, _IGNORED, _DENIED, _ABSENT, _CHECKED):
     NUMBERS |= _entries(_table)
 
 
-def verdicts(isolated: bool) -> dict[str, Verdict]:
-    """Of every call of the table. `isolated`: the network namespace and the uid are the sandbox's own, so that
-    sockets of the families unix, inet and inet6 and what is `_PRIVATE` may be used; elsewhere no socket but a pair."""
+def verdicts(isolated: bool, from_the_start: bool = False) -> dict[str, Verdict]:
+    """Of every call of the table. `isolated`: root, network namespace and uid are the sandbox's own, so that sockets of
+    the families unix, inet and inet6 may be used; elsewhere no socket but a pair. `from_the_start`: the
+    supervisor has yet to do what is `_BEFORE`."""
     checks = _checks(isolated)
     return {
         **dict.fromkeys(_entries(_ALLOWED), ()),
-        **dict.fromkeys(_entries(_PRIVATE), () if isolated else errno.EPERM),
+        **dict.fromkeys(_entries(_OF_OWN_FILES), () if isolated else errno.ENOTSUP),
+        **dict.fromkeys(_entries(_BEFORE), () if from_the_start else errno.EPERM),
         **dict.fromkeys(_entries(_IGNORED), 0),
         **dict.fromkeys(_entries(_DENIED), errno.EPERM),
         **dict.fromkeys(_entries(_ABSENT), errno.ENOSYS),

@@ -6,7 +6,7 @@ It costs nothing until the first look, which most turns do not live to see.
 import math
 from typing import Any
 
-from . import cgroup, processes, spaces
+from . import cgroup, network, processes, spaces
 from .outcome import Outcome
 
 _SECONDS = (0.05, 0.2)
@@ -21,12 +21,17 @@ class Watch:
         self._scope = scope
         self._most_bytes: int = limits["memory_bytes"]
         self._folders = folders
-        self._cgroup = cgroup.find()
+        self._alone = scope is processes.Scope.NAMESPACE
+        """Whether its cgroup, network and file systems are this sandbox's own, and not all others' too."""
+        self._cgroup = cgroup.find() if self._alone else None
         self.seconds = _SECONDS[self._cgroup is not None]
         """To leave between two looks while a turn runs."""
         self._cpu_seen: dict[int, float] = {}
+        """Seconds of the processes that there were at the last look."""
+        self._cpu_missing = 0.0
+        """Seconds, when last seen, of those that there are no more."""
         self._cpu_total = 0.0
-        """Seconds that were seen to be used, ever."""
+        """Seconds used, ever."""
         self._cpu_seconds, self._cpu_end = math.inf, math.inf
 
     def begin(self, cpu_seconds: float) -> None:
@@ -51,16 +56,30 @@ class Watch:
         return None
 
     def _look(self) -> int:
-        """Bring the CPU time up to now; the bytes of memory and folders that are used, or, where it is within the limit
-        already, a figure that includes more."""
+        """Bring the CPU time up to now; the bytes of memory, folders and sockets that are used, or, where it is within
+        the limit already, a figure that includes more."""
         if self._cgroup is not None:
             self._cpu_total = self._cgroup.cpu_seconds()
-            total = self._cgroup.memory_bytes()
+            total = self._cgroup.memory_bytes() + self._in_sockets()
             if total <= self._most_bytes:
                 return total
         pids = processes.members(self._scope)
         if self._cgroup is None:
-            seen = {pid: processes.cpu_used(pid) for pid in pids}
-            self._cpu_total += sum(max(0.0, cpu - self._cpu_seen.get(pid, 0.0)) for pid, cpu in seen.items())
-            self._cpu_seen = seen
-        return processes.memory_used(pids, self._most_bytes) + self._folders.bytes_used()
+            self._count_cpu(pids)
+        elsewhere = self._folders.bytes_used() + self._in_sockets() if self._alone else 0
+        return processes.memory_used(pids, self._most_bytes - elsewhere) + elsewhere
+
+    def _in_sockets(self) -> int:
+        """Bytes of which nobody else keeps count."""
+        counted = self._cgroup is not None and self._cgroup.counts_sockets
+        return 0 if counted else network.most_bytes_held()
+
+    def _count_cpu(self, pids: list[int]) -> None:
+        """What ends between two looks is known from its parent, who has waited for it; where the parent did not, what
+        was seen is. Parents are asked first: who ends meanwhile is missing for a look, and never counts twice."""
+        ended = processes.cpu_of_ended(pids)
+        seen = {pid: processes.cpu_used(pid) for pid in pids}
+        # A smaller figure is that of another process with the same number.
+        self._cpu_missing += sum(before for pid, before in self._cpu_seen.items() if seen.get(pid, 0.0) < before)
+        self._cpu_seen = seen
+        self._cpu_total = sum(seen.values()) + max(ended, self._cpu_missing)

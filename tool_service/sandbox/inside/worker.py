@@ -27,6 +27,8 @@ __builtins__ = vars(builtins).copy()  # type: ignore[assignment]
 COMMAND = struct.Struct("=IId")  # body length, turn number, seconds
 ANSWER = struct.Struct("=IIBi")  # body length, turn number, tag, exit code
 _FIRST_PRIVATE_FD = 20
+_FAILED = 70
+"""Exit code of a worker that cannot go on."""
 _ALL_SIGNALS = [int(number) for number in signal.valid_signals()]
 
 
@@ -65,7 +67,7 @@ def start(
     except BaseException as error:  # noqa: BLE001 - told, then the process ends
         os.write(2, f"worker: {type(error).__name__}: {error}\n".encode())
     finally:
-        os._exit(70)  # never back into the supervisor's code, of which this process is a copy
+        os._exit(_FAILED)  # never back into the supervisor's code, of which this process is a copy
 
 
 def _rehearse() -> None:
@@ -126,6 +128,8 @@ def _serve(session: runtimes.Session) -> None:
     receive = _receive
     me = getpid()
     run = session.run
+    stat = os.fstat
+    pipes = stat(_FIRST_PRIVATE_FD).st_ino, stat(_FIRST_PRIVATE_FD + 1).st_ino
     programs_mask = mask(block, everything)
     while True:
         command = receive()
@@ -155,6 +159,8 @@ def _serve(session: runtimes.Session) -> None:
         if getpid() != me:
             # A fork of the program's that came back: exactly one process answers.
             leave(reply.exit_code if reply.exit_code >= 0 else int(reply.tag != 0))
+        if (stat(_FIRST_PRIVATE_FD).st_ino, stat(_FIRST_PRIVATE_FD + 1).st_ino) != pipes:
+            return  # the program put something else in their place
         message = pack(len(reply.body), number, reply.tag, reply.exit_code) + reply.body
         while message:
             message = message[write(_FIRST_PRIVATE_FD + 1, message) :]
@@ -179,10 +185,26 @@ def _receive(
     return number, seconds, buffer[size:]
 
 
+def write_all(fd: int, data: Any, _write: Callable[..., int] = os.write, _view: Any = memoryview) -> None:
+    """write(2) until all is written: a signal may cut it short. Raises OSError."""
+    rest = _view(data).cast("B")
+    while rest:
+        rest = rest[_write(fd, rest) :]
+
+
+class _Whole(io.FileIO):
+    """Writes all that it is given. A plain one may not, and text streams do not look."""
+
+    def write(self, data: Any, _write_all: Callable[..., None] = write_all, _size: Callable[..., int] = len) -> int:
+        """Raises BlockingIOError where a program has made it non-blocking and there is no room."""
+        _write_all(self.fileno(), data)
+        return _size(data)
+
+
 def own_streams() -> None:
     """Text streams on whatever 1 and 2 will be, that write through: nothing is lost when the process is killed."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
-        raw = io.FileIO(fd, "w", closefd=False)
+        raw = _Whole(fd, "w", closefd=False)
         stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

@@ -17,6 +17,7 @@ Aliases, functions, options, traps and redirections of the script's are the shel
 has read everything and said nothing (`set -n`, its descriptors closed, `builtin` replaced) is ended and told as lost.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -96,6 +97,12 @@ class _Shell:
             if ready.get(self.reports) == select.POLLHUP:  # the shell became another program: its end decides
                 poll.unregister(self.reports)
 
+    def go_on(self) -> None:
+        """Where what an earlier turn left behind has stopped it."""
+        with contextlib.suppress(ChildProcessError):  # it has ended
+            if os.waitid(os.P_PIDFD, self.exit_fd, os.WSTOPPED | os.WNOHANG) is not None:
+                signal.pidfd_send_signal(self.exit_fd, signal.SIGCONT)
+
     def _send(self, data: memoryview) -> int:
         try:
             return os.write(self.commands, data)
@@ -155,6 +162,7 @@ class Session:
                 return _reply(runtimes.ERROR, value, text=f"bash cannot be started: {error.strerror}")
             self._lost = False
         self._outputs.begin()
+        self._shell.go_on()
         code = self._shell.run(body)
         if files := self._outputs.changed():
             value["files"] = files

@@ -23,6 +23,8 @@ __builtins__ = vars(builtins).copy()  # type: ignore[assignment] # a name that P
 _TURN_FILE = "<turn "
 _SOURCES_KEPT = 64
 _TRACEBACK_FRAMES = 30
+_LONGEST_LINE = 1000
+"""Of source, in characters, that is shown with a syntax error."""
 _BETWEEN = "\x1f"
 _HEADROOM = 16 << 20
 """Bytes that must be free after a MemoryError for the session to go on."""
@@ -50,7 +52,7 @@ class Session:
         self._streams = sys.stdout, sys.stderr
         self._turn = 0
         self._files: list[str] = []
-        self._write = os.write
+        self._write = worker.write_all
         self._cache = linecache.cache
         self._outputs = outputs.Outputs(context)
         self._folder = f"{context.workspace}/{outputs.FOLDER}"
@@ -112,7 +114,7 @@ class Session:
                     self._namespace["_"] = value
                     self._streams[0].write(repr(value) + "\n")
         except SystemExit as error:
-            return _exit_reply(error.code)
+            return self._exit(error)
         except MemoryError as error:
             self._show(error)
         except BaseException as error:  # noqa: BLE001 - whatever the program raises
@@ -125,6 +127,14 @@ class Session:
         except MemoryError:
             return runtimes.Reply(runtimes.EXHAUSTED, body=b"MemoryError; the variables alone fill the memory")
         return runtimes.Reply(runtimes.MEMORY, body=b"MemoryError")
+
+    def _exit(self, error: SystemExit) -> runtimes.Reply:
+        try:
+            return _exit_reply(error.code)
+        except BaseException as failure:  # noqa: BLE001 - a class of the program's has its own `code`
+            _programs_part(error)
+            self._show(failure)
+            return _failed(failure)
 
     def _save_figures(self, reply: runtimes.Reply) -> runtimes.Reply:
         """What the turn drew. A figure that cannot be drawn is the program's error."""
@@ -157,15 +167,15 @@ class Session:
             self._cache.pop(self._files.pop(0), None)
 
     def _show(self, error: BaseException, syntax: bool = False) -> None:
-        """The traceback on stderr, from the program's first frame on."""
+        """The traceback on stderr."""
         try:
-            place = None if syntax else error.__traceback__
-            while place is not None and not place.tb_frame.f_code.co_filename.startswith(_TURN_FILE):
-                place = place.tb_next
-            lines = traceback.TracebackException(
+            place = None if syntax else _programs_part(error)
+            report: Any = traceback.TracebackException(
                 type(error), error, place, limit=-_TRACEBACK_FRAMES, compact=True
-            ).format()
-            text = "".join(lines)
+            )
+            if len(getattr(report, "text", None) or "") > _LONGEST_LINE:
+                report.text = None  # or nothing would be seen of what is wrong with it
+            text = "".join(report.format())
         except BaseException:  # noqa: BLE001 - its own __str__ or a patched module failed
             text = f"{_name_of(error)}\n"
         try:
@@ -177,6 +187,9 @@ class Session:
 _exec, _eval, _compile_code = exec, eval, compile
 _dumps = json.dumps
 _class_name = type.__dict__["__name__"].__get__
+_traceback = BaseException.__dict__["__traceback__"]
+_EXIT_CODES = range(-(1 << 63), 1 << 63)
+"""What a C long holds."""
 
 
 def _compile(source: str, name: str) -> tuple[Any, Any]:
@@ -186,6 +199,15 @@ def _compile(source: str, name: str) -> tuple[Any, Any]:
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         last = _compile_code(ast.Expression(tree.body.pop().value), name, "eval", dont_inherit=True)
     return _compile_code(tree, name, "exec", dont_inherit=True), last
+
+
+def _programs_part(error: BaseException) -> Any:
+    """Its traceback from the program's first frame on; so it stays, for another exception that it is the cause of."""
+    place = _traceback.__get__(error)
+    while place is not None and not place.tb_frame.f_code.co_filename.startswith(_TURN_FILE):
+        place = place.tb_next
+    _traceback.__set__(error, place)
+    return place
 
 
 def _failed(error: BaseException) -> runtimes.Reply:
@@ -199,11 +221,13 @@ def _name_of(error: BaseException) -> str:
 
 def _exit_reply(code: object) -> runtimes.Reply:
     """`sys.exit()` ends the turn, not the session."""
-    if code is None or code == 0:
+    if code is None:
         return runtimes.Reply(runtimes.OK, exit_code=0)
     if issubclass(type(code), int):  # not isinstance, to which an object can lie
         number: Any = code
-        return runtimes.Reply(runtimes.ERROR, exit_code=int.__and__(number, 0xFF), body=b"SystemExit")
+        plain = int.__pos__(number)
+        status = plain & 0xFF if plain in _EXIT_CODES else 0xFF  # as the interpreter and the kernel make of it
+        return runtimes.Reply(runtimes.ERROR if status else runtimes.OK, status, b"SystemExit" if status else b"")
     with contextlib.suppress(BaseException):  # its own __str__, or whatever it put in place of stderr
         sys.stderr.write(f"{code}\n")
     return runtimes.Reply(runtimes.ERROR, exit_code=1, body=b"SystemExit")

@@ -1,13 +1,15 @@
 """Runtime `sql`: SQLite on a file of the workspace, behind an authorizer, limits and a process that can be killed.
 
-The authorizer is an allow-list: what is not named is "not authorized". The progress handler is the soft deadline; it
-does not fire inside one long opcode, so the supervisor's kill is the hard one. One statement a query, several in a
-script; a schema lists tables, without a statement. A transaction that a query leaves open stays open for the session's
-next one, and is rolled back when the worker dies.
+The authorizer is an allow-list: what is not named is "not authorized". In a read-only turn SQLite itself refuses to
+write (`query_only`), and not the authorizer: opening a virtual table prepares writes that are never run. The progress
+handler is the soft deadline; it does not fire inside one long opcode, so the supervisor's kill is the hard one. One
+statement a query, several in a script; a schema lists tables, without a statement. A transaction that a query leaves
+open stays open for the session's next one, and is rolled back when the worker dies; a script leaves none.
 """
 
 import json
 import math
+import re
 import sqlite3
 import sys
 import time
@@ -16,6 +18,8 @@ from typing import Any
 from . import runtimes
 
 DATABASE = "database.sqlite3"
+_ROLLED_BACK = "; the transaction was rolled back"
+"""How the text of an error ends that has undone more than its own statement."""
 _MIB = 1024 * 1024
 _STEPS_PER_CHECK = 20_000
 _SOFT_SHARE = 0.9
@@ -74,6 +78,8 @@ _PRAGMAS_TO_READ = frozenset(
 _PRAGMAS_WITHOUT_VALUE = frozenset(
     {"user_version", "schema_version", "data_version", "encoding", "page_count", "page_size"}  # data_version: for fts5
 )
+_PRAGMAS_TO_SET = frozenset({"foreign_keys", "defer_foreign_keys"})
+"""The first begins what `sqlite3` dumps. Both are the session's own."""
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 16 * _MIB,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * _MIB,
@@ -90,6 +96,8 @@ _LIMITS = {
 }
 _DEFAULTS = {"read_only": False, "max_rows": 1000, "max_cell_bytes": 4096}
 _WORK = frozenset({"script", "query", "schema"})
+_BEHIND_WITH = re.compile(r"(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*with\b", re.IGNORECASE)
+"""How statements begin for which Python's module counts no changes."""
 _MOST_TABLES = 200
 _MOST_COUNTED = 1001
 """Rows of a table beyond which a schema does not count."""
@@ -127,7 +135,7 @@ class Session:
                 connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
             connection.set_authorizer(self._authorize)
             connection.set_progress_handler(self._out_of_time, _STEPS_PER_CHECK)
-            self._connection = connection
+            self._connection, self._read_only = connection, False
         return self._connection
 
     def _out_of_time(self) -> int:
@@ -142,36 +150,61 @@ class Session:
             return sqlite3.SQLITE_DENY if name.lower() in denied else sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_PRAGMA:
             name = (first or "").lower()
-            allowed = name in _PRAGMAS_TO_READ or (name in _PRAGMAS_WITHOUT_VALUE and second is None)
-            return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
-        if not self._read_only:
-            if action in _WRITES:
-                return sqlite3.SQLITE_OK
-            if action in _VIRTUAL and (second or "").lower() in _VIRTUAL_MODULES:
-                return sqlite3.SQLITE_OK
+            free = _PRAGMAS_TO_READ | _PRAGMAS_TO_SET | (_PRAGMAS_WITHOUT_VALUE if second is None else frozenset())
+            return sqlite3.SQLITE_OK if name in free else sqlite3.SQLITE_DENY
+        if action in _WRITES or (action in _VIRTUAL and (second or "").lower() in _VIRTUAL_MODULES):
+            return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
+
+    def _restrict(self, connection: sqlite3.Connection, read_only: bool) -> None:
+        if read_only != self._read_only:
+            connection.set_authorizer(None)
+            try:
+                connection.execute(f"PRAGMA query_only={read_only:d}")
+            finally:
+                connection.set_authorizer(self._authorize)
+            self._read_only = read_only
 
     def run(self, body: bytes, seconds: float) -> runtimes.Reply:
         payload = {**_DEFAULTS, **json.loads(body)}
         self._deadline = time.monotonic() + seconds * _SOFT_SHARE
-        self._read_only = payload["read_only"]
+        in_transaction = self._in_transaction()
         try:
             connection = self._connect()
+            self._restrict(connection, payload["read_only"])
             if "script" in payload:
-                connection.executescript(payload["script"])
+                self._script(connection, payload["script"])
                 return runtimes.Reply(runtimes.OK)
             if "schema" in payload:
                 return runtimes.Reply(runtimes.OK, body=self._schema(connection, payload["schema"]))
             return runtimes.Reply(runtimes.OK, body=self._query(connection, payload))
         except MemoryError:
-            return runtimes.Reply(runtimes.MEMORY, body=b"MemoryError")
+            return runtimes.Reply(runtimes.MEMORY, body=f"MemoryError{self._lost(in_transaction)}".encode())
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, RecursionError) as error:
+            lost = self._lost(in_transaction)
             if self._out_of_time():
-                return runtimes.Reply(runtimes.TIMEOUT, body=b"the statement was stopped at its deadline")
-            text = f"{type(error).__name__}: {error}"
+                text = f"the statement was stopped at its deadline{lost}"
+                return runtimes.Reply(runtimes.TIMEOUT, body=text.encode("ascii"))
+            if _code(error) == sqlite3.SQLITE_READONLY_DBMOVED and self._connection is not None:
+                self._connection.close()  # it is of a file that a program has replaced or removed
+                self._connection = None
+            text = f"{type(error).__name__}: {_reason(error)}"[:1900] + lost
             return runtimes.Reply(runtimes.ERROR, body=text.encode("utf-8", "replace")[:2000])
         finally:
             self._deadline = math.inf
+
+    def _in_transaction(self) -> bool:
+        return self._connection is not None and self._connection.in_transaction
+
+    def _lost(self, in_transaction: bool) -> str:
+        """What an error has undone beside its own statement, of a turn that began in a transaction or not."""
+        return _ROLLED_BACK if in_transaction and not self._in_transaction() else ""
+
+    def _script(self, connection: sqlite3.Connection, text: str) -> None:
+        connection.executescript(text)
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+            raise sqlite3.OperationalError("the script leaves a transaction open: COMMIT it")
 
     def _query(self, connection: sqlite3.Connection, payload: dict[str, Any]) -> bytes:
         """The value as JSON: columns, rows (capped by number and bytes), whether rows were left out, rows changed."""
@@ -194,8 +227,7 @@ class Session:
             changes = max(cursor.rowcount, 0)
         finally:
             cursor.close()
-        behind_with = payload["query"].lstrip()[:4].lower() == "with"  # where Python's module counts no changes
-        if behind_with and not columns and connection.total_changes > before:
+        if _BEHIND_WITH.match(payload["query"]) and not columns and connection.total_changes > before:
             (changes,) = connection.execute("SELECT changes()").fetchone()
         head = {"columns": columns, "truncated": truncated, "changes": changes}
         return f'{json.dumps(head)[:-1]}, "rows": [{",".join(rows)}]}}'.encode("ascii")
@@ -223,21 +255,20 @@ class Session:
 
     def _table(self, connection: sqlite3.Connection, name: str, kind: str) -> dict[str, Any]:
         quoted = '"' + name.replace('"', '""') + '"'
-        rows = None
-        if kind == "table":
-            (rows,) = connection.execute(
-                f"SELECT count(*) FROM (SELECT 1 FROM {quoted} LIMIT {_MOST_COUNTED})"  # noqa: S608 - quoted
-            ).fetchone()
-        references = {
-            source: f"{table}({target})" if target else str(table)
-            for _, _, table, source, target, *_ in connection.execute(f"PRAGMA foreign_key_list({quoted})")
-        }
+        rows, references, found = None, {}, []
         try:
             found = connection.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
-        except sqlite3.Error:  # a view on what is not there any more
+            references = {
+                source: f"{table}({target})" if target else str(table)
+                for _, _, table, source, target, *_ in connection.execute(f"PRAGMA foreign_key_list({quoted})")
+            }
+            if kind == "table":
+                (rows,) = connection.execute(
+                    f"SELECT count(*) FROM (SELECT 1 FROM {quoted} LIMIT {_MOST_COUNTED})"  # noqa: S608 - quoted
+                ).fetchone()
+        except sqlite3.Error:  # a view on what is not there any more, a damaged table
             if self._out_of_time():
                 raise
-            found = []
         columns = [
             {
                 "name": column[:1000],
@@ -250,6 +281,20 @@ class Session:
             if hidden != 1
         ]
         return {"name": name[:1000], "kind": kind, "rows": rows, "columns": columns}
+
+
+def _code(error: Exception) -> int | None:
+    """SQLite's own, where it is the one who says so."""
+    return getattr(error, "sqlite_errorcode", None)
+
+
+def _reason(error: Exception) -> str:
+    """SQLite's words, but for two that would be taken for something else: a broken disk, and a read-only database."""
+    if _code(error) == sqlite3.SQLITE_IOERR_WRITE:  # a file at its size limit
+        return "database or disk is full"
+    if _code(error) == sqlite3.SQLITE_READONLY_DBMOVED:
+        return "the database's file is not there any more, or is another: the next call opens what is there"
+    return str(error)
 
 
 def _cell(value: Any, most: int) -> Any:

@@ -16,6 +16,7 @@ import functools
 import importlib
 import json
 import math
+import numbers
 import signal
 import subprocess
 import sys
@@ -31,6 +32,9 @@ _DEFAULTS = {"tests": "", "cases": [], "module": "solution", "language": "python
 HEAVY = ("asyncio", "tempfile", "unittest")
 """What is imported by the worker alone, which is one of many; and before any test, whose time could cut an import in
 two."""
+_FILE = "<tests>"
+"""What tracebacks call the tests: no name under which a file of the candidate's would be read."""
+_BLOCKS = (ast.For, ast.While, ast.If, ast.With, ast.Try, ast.TryStar, ast.Match)
 _MOST_TESTS = 2000
 _DETAIL_CHARACTERS, _NAME_CHARACTERS = 300, 100
 _LANGUAGES = {"python": ((sys.executable, "-I", "-B", "-X", "utf8"), ".py"), "bash": (("bash",), ".sh")}
@@ -77,13 +81,15 @@ class Session:
         candidate = Candidate(payload["code"], payload["module"])
         try:
             tests = [*_tests_of(payload["tests"], candidate), *_cases_of(payload, candidate)]
-        except (SyntaxError, ValueError, RecursionError, KeyError, TypeError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError, KeyError, TypeError) as error:
             return _unreadable(f"{type(error).__name__}: {error}")
         if not 0 < len(tests) <= _MOST_TESTS:
             return _unreadable(f"there are {len(tests)}; 1 to {_MOST_TESTS} are run")
         signal.signal(signal.SIGALRM, self._out_of_time)
         try:
-            results = [self._result(test, min(payload["test_seconds"], end - time.monotonic())) for test in tests]
+            results = [
+                self._result(test, candidate, min(payload["test_seconds"], end - time.monotonic())) for test in tests
+            ]
         finally:
             candidate.stop()
         value = {"passed": sum(one["passed"] for one in results), "total": len(results), "tests": results}
@@ -92,29 +98,43 @@ class Session:
             body = json.dumps({**value, "tests": []}).encode("ascii")
         return runtimes.Reply(runtimes.OK, body=body)
 
-    def _result(self, test: Test, seconds: float) -> dict[str, Any]:
-        detail = ""
+    def _result(self, test: Test, candidate: Candidate, seconds: float) -> dict[str, Any]:
+        passed, detail = False, ""
         try:
             self._timing = True
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), 1.0)  # and again, for a tearDown that hangs
             try:
-                test.run()
+                passed, detail = _outcome(test, candidate)
             finally:
                 self._timing = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except TooLong:
-            detail = "out of time"
-        except BaseException as error:  # noqa: BLE001 - a test may raise anything
-            detail = f"{type(error).__name__}: {error}"
+            passed, detail = False, "out of time"
+        except BaseException as error:  # noqa: BLE001 - it could not be told how it failed
+            passed, detail = False, f"{type(error).__name__} in telling why"
         return {
             "name": _text(test.name, _NAME_CHARACTERS),
-            "passed": not detail,
+            "passed": passed,
             "detail": _text(detail, _DETAIL_CHARACTERS),
         }
 
     def _out_of_time(self, number: int, frame: object) -> None:
         if self._timing:  # a candidate could send the signal at any time
             raise TooLong
+
+
+def _outcome(test: Test, candidate: Candidate) -> tuple[bool, str]:
+    """Whether it passes, and why not: what it raised may be for the candidate to say, as `assert f(1) == 3, f(1)`."""
+    candidate.lost = False
+    try:
+        test.run()
+        if candidate.lost:  # and a bare `except` of the test's has swallowed it
+            return False, "the program's process ended, or its time was over"
+    except TooLong:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a test may raise anything
+        return False, f"{type(error).__name__}: {error}"
+    return True, ""
 
 
 def _text(text: str, most: int) -> str:
@@ -132,14 +152,16 @@ def _unreadable(why: str) -> runtimes.Reply:
 
 
 def _tests_of(source: str, candidate: Candidate) -> list[Test]:
-    """`test_*` functions and methods of `unittest.TestCase`s; where there are none, each top-level `assert` or call."""
-    tree = ast.parse(source, "tests.py")
-    module = types.ModuleType("tests")
-    solution = sys.modules[candidate.module] = Module(candidate)
+    """`test_*` functions and methods of `unittest.TestCase`s; where there are none, each top-level `assert` or call,
+    and each top-level loop, `with`, `try` or `if` that asserts something, or comes after all that does."""
+    tree = ast.parse(source, _FILE)
     names = list(dict.fromkeys([*_functions(tree), *_methods(tree)]))
+    called = "tests" if names else "__main__"  # a script's `if __name__ == "__main__"` is to run
+    module = sys.modules[called] = types.ModuleType(called)  # unittest and dataclasses look for it there
+    sys.modules[candidate.module] = Module(candidate)
     if names:
-        return _named_tests(tree, names, module, solution)
-    return list(_statements(tree, module, solution))
+        return _named_tests(tree, names, module, candidate)
+    return list(_statements(tree, module, candidate))
 
 
 def _functions(tree: ast.Module) -> Iterator[str]:
@@ -156,14 +178,14 @@ def _methods(tree: ast.Module) -> Iterator[str]:
                     yield f"{node.name}.{part.name}"
 
 
-def _named_tests(tree: ast.Module, names: list[str], module: types.ModuleType, solution: Module) -> list[Test]:
+def _named_tests(tree: ast.Module, names: list[str], module: types.ModuleType, candidate: Candidate) -> list[Test]:
     ready: list[bool] = []
 
     def run(name: str) -> None:
         if not ready:
             ready.append(False)
-            _lend_names(tree, module, solution)
-            exec(compile(tree, "tests.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the task's tests
+            _lend_names(tree, module, candidate)
+            exec(compile(tree, _FILE, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the task's tests
             ready[0] = True
         if not ready[0]:
             raise remote.LinkError("the tests' module did not load: see the first test")
@@ -201,34 +223,46 @@ def _finish(returned: Any) -> None:
         raise TypeError(f"the test returned {type(returned).__name__} and has run nothing")
 
 
-def _statements(tree: ast.Module, module: types.ModuleType, solution: Module) -> Iterator[Test]:
+def _statements(tree: ast.Module, module: types.ModuleType, candidate: Candidate) -> Iterator[Test]:
     before: list[ast.stmt] = []
     lent: list[bool] = []
 
     def run(setup: list[ast.stmt], test: ast.stmt) -> None:
         if not lent:
-            _lend_names(tree, module, solution)
+            _lend_names(tree, module, candidate)
             lent.append(True)
         for statement in (*setup, test):
             part = ast.Module([statement], [])
-            exec(compile(part, "tests.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the task's tests
+            exec(compile(part, _FILE, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the task's tests
 
     for node in tree.body:
         is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-        if isinstance(node, ast.Assert) or is_call:
+        if is_call or _asserts(node):
             name = ast.unparse(node)
             yield Test(name, functools.partial(run, before, node))
             before = []
         else:
             before.append(node)
+    if blocks := [node for node in before if isinstance(node, _BLOCKS)]:  # as a loop that calls what asserts
+        yield Test(ast.unparse(blocks[0]), functools.partial(run, before[:-1], before[-1]))
 
 
-def _lend_names(tree: ast.Module, module: types.ModuleType, solution: Module) -> None:
+def _asserts(node: ast.AST) -> bool:
+    """Whether it does so itself: what a function or class asserts is its caller's test."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    parts = (part for part in ast.iter_child_nodes(node) if not isinstance(part, ast.expr))
+    return isinstance(node, ast.Assert) or any(map(_asserts, parts))
+
+
+def _lend_names(tree: ast.Module, module: types.ModuleType, candidate: Candidate) -> None:
     """Give the tests what they use without importing it, as `assert add(1, 2) == 3` does. Never a built-in: a
     candidate's `len` is not the tests'."""
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    for name in used & set(solution.__all__):
-        if not hasattr(builtins, name):
+    solution = sys.modules[candidate.module]
+    candidate.ask("name", "__name__")  # loads it
+    for name in used & set(candidate.names):
+        if not (name.startswith("_") or hasattr(builtins, name)):
             module.__dict__[name] = getattr(solution, name)
 
 
@@ -257,14 +291,17 @@ def same(got: Any, right: Any) -> bool:
     rounding."""
     if isinstance(got, Remote):
         return any(same(held, right) for held in held_by(got))
+    if isinstance(got, numbers.Number) and not isinstance(got, int | float | complex):  # a Fraction, a Decimal
+        number: Any = got
+        return isinstance(right, int | float) and (number == right or same(float(number), right))
     if isinstance(got, list | tuple) and isinstance(right, list):
         return len(got) == len(right) and all(map(same, got, right))
     if isinstance(got, dict) and isinstance(right, dict):
         by_text = {str(key): value for key, value in got.items()}
         return by_text.keys() == right.keys() and all(same(by_text[key], value) for key, value in right.items())
     if isinstance(got, float) or isinstance(right, float):
-        numbers = isinstance(got, int | float) and isinstance(right, int | float)
-        return numbers and (got == right or math.isclose(got, right, rel_tol=1e-9, abs_tol=1e-12))
+        both = isinstance(got, int | float) and isinstance(right, int | float)
+        return both and (got == right or math.isclose(got, right, rel_tol=1e-9, abs_tol=1e-12))
     return type(got) in (bool, int, str, type(None)) and bool(got == right)
 
 

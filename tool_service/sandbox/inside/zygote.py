@@ -128,10 +128,11 @@ class Zygote:
             jail.become(uid, gid, own_uid=self.root, user_namespace=self.isolated and not self.root)
             if walls.alone and not self.root:
                 metadata.guard(walls.writable)
-            self.filter.install()
-            os.stat(os.__file__)  # the new uid must be able to read the interpreter's library
+            check_interpreter()
             scope = processes.choose_scope(self.isolated, self.root)
-            supervisor.Supervisor(_CONTROL_FD, limits, walls, scope).serve()
+            made = supervisor.Supervisor(_CONTROL_FD, limits, walls, scope)
+            self.filter.install()
+            made.serve()
             code = 0
         except BaseException as error:  # noqa: BLE001 - all of it is told to the service, then the process ends
             supervisor.report_failure(_CONTROL_FD, f"{type(error).__name__}: {error}")
@@ -189,6 +190,15 @@ def check_root() -> None:
         )
 
 
+def check_interpreter() -> None:
+    """Refuse one that a sandbox's user cannot read."""
+    if not os.access(os.__file__, os.R_OK):
+        raise PermissionError(
+            f"the Python that runs inside lies where a sandbox's user cannot read it ({sys.base_prefix}): name another "
+            "(sandbox.process.interpreter), as /usr/bin/python3"
+        )
+
+
 def enter_isolation(extra_paths: list[str], root: bool) -> None:
     """Namespaces and root of the zygote itself. Returns in a new first process; the caller's process only waits."""
     if root and not linux.effective_capabilities() & linux.CAP_SYS_ADMIN:
@@ -207,8 +217,17 @@ def enter_isolation(extra_paths: list[str], root: bool) -> None:
     jail.build_root(extra_paths)
 
 
+def reset_signals() -> None:
+    """None is blocked or ignored, whatever the service was started with, but those that Python ignores itself."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def main(fd: int) -> None:
     """The process's whole life. `fd` is the SOCK_SEQPACKET socket to the service."""
+    reset_signals()
     control = socket.socket(fileno=fd)
     start = json.loads(control.recv(MESSAGE_BYTES))
     mode = start["mode"]
