@@ -128,7 +128,11 @@ def required() -> set[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="each hostile case on each backend and tier alone, too")
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="the restricted tier one by one, too, and all 1,000 containers",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

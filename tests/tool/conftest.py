@@ -21,7 +21,8 @@ def thorough(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def passes(thorough: bool) -> tuple[int, ...]:
-    """How many hostile cases run at a time. One by one takes minutes, and finds little more than who left something."""
+    """How many hostile cases run at a time in the restricted tier. One by one finds little more than who left what,
+    and is done for the other walls."""
     return (1, 8) if thorough else (8,)
 
 

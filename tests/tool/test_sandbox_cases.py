@@ -31,7 +31,7 @@ def failures(report: Report) -> list[str]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("tier", TIERS)
 async def test_every_case_has_its_outcome_and_leaves_nothing(tier: str, passes: tuple[int, ...]) -> None:
-    if tier == "isolated":  # what users run: alone and under load, always
+    if tier == "isolated":  # what users run: alone and under load, always, as containers
         passes = (1, 8)
     report = await examine(lambda: backend_of(tier), CASES, passes, latest=PATIENCE)
     assert not failures(report), "\n\n".join(failures(report))

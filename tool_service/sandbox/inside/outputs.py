@@ -30,6 +30,7 @@ class Outputs:
         self._most_bytes = context.value_bytes - _OTHER_VALUE_BYTES
         self._before: dict[str, tuple[int, int, int]] = {}
         self._scan, self._stat, self._is_file, self._is_folder = os.scandir, os.lstat, stat.S_ISREG, stat.S_ISDIR
+        self._is_there, self._at_all = os.access, os.F_OK
 
     def begin(self) -> None:
         """A turn begins."""
@@ -53,6 +54,8 @@ class Outputs:
     def _look(self) -> dict[str, tuple[int, int, int]]:
         """Regular files with size, time of change and inode. Links are not followed."""
         found: dict[str, tuple[int, int, int]] = {}
+        if not self._is_there(self._folder, self._at_all):  # as mostly: to ask costs less than the error
+            return found
         try:
             if not self._is_folder(self._stat(self._folder).st_mode):
                 return found

@@ -195,10 +195,19 @@ def write_all(fd: int, data: Any, _write: Callable[..., int] = os.write, _view: 
 class _Whole(io.FileIO):
     """Writes all that it is given. A plain one may not, and text streams do not look."""
 
-    def write(self, data: Any, _write_all: Callable[..., None] = write_all, _size: Callable[..., int] = len) -> int:
+    def write(
+        self,
+        data: Any,
+        _write: Callable[..., int | None] = io.FileIO.write,
+        _write_all: Callable[..., None] = write_all,
+        _view: Any = memoryview,
+    ) -> int:
         """Raises BlockingIOError where a program has made it non-blocking and there is no room."""
-        _write_all(self.fileno(), data)
-        return _size(data)
+        whole: int = _view(data).nbytes
+        written = _write(self, data)
+        if written != whole:
+            _write_all(self.fileno(), _view(data).cast("B")[written or 0 :])
+        return whole
 
 
 def own_streams() -> None:
