@@ -78,6 +78,9 @@ CASES: tuple[Case, ...] = (
         py("def loop(*a):\n  while 1: pass\nsys.addaudithook(loop)", OK, TIMEOUT, timeout=0.5),
         py("1", TIMEOUT, timeout=0.5),
         py("2", shows="2", restarted=True),
+        py("import sys\ndef fail(*a): raise ValueError\nsys.addaudithook(fail)", OK, ERROR, LOST),
+        py("1", LOST),
+        py("2", shows="2", restarted=True),
     ),
     case(
         "C3-streams",
@@ -132,7 +135,6 @@ CASES: tuple[Case, ...] = (
                 "Py_FinalizeEx()",
                 "Py_FatalError(b'x')",
                 "PyEval_SaveThread()",
-                "Py_NewInterpreter()",
             )
             for step in (
                 py(f"import ctypes; ctypes.pythonapi.{call}", SIGNALED, LOST, TIMEOUT, timeout=2),
@@ -141,6 +143,13 @@ CASES: tuple[Case, ...] = (
         ),
         py("import ctypes\nfor i in range(10**6): ctypes.pythonapi.Py_DecRef(ctypes.py_object(None))", SIGNALED),
         py("1", shows="1", restarted=True),
+    ),
+    case(
+        "B12-another-interpreter",
+        "goes on in another interpreter of the same process",
+        py("import ctypes; ctypes.pythonapi.Py_NewInterpreter()", OK, SIGNALED, LOST, TIMEOUT, timeout=2),
+        py("1", OK, SIGNALED, LOST, TIMEOUT, timeout=2),
+        py("2", shows="2"),
     ),
     case(
         "B15-descriptors-moved",

@@ -25,17 +25,17 @@ CASES: tuple[Case, ...] = (
     ),
     case(
         "C3-print",
-        "takes print, repr and stdout away",
-        py("import builtins, sys; sys.stdout = None; builtins.print = None; builtins.repr = None"),
-        py("5", OK, ERROR),
-        spoils=True,
+        "takes print, repr and stdout away: to the end of its turn",
+        py("import builtins, sys; sys.stdout = None; builtins.print = None; builtins.repr = None; builtins.own = 3"),
+        py("print(repr('5'), own)", shows="'5' 3", restarted=False),
+        py("import builtins; vars(builtins).clear()", OK, ERROR),
+        py("print(len('five'))", shows="4", restarted=False),
     ),
     case(
         "C4-wipe",
         "empties sys.modules",
         py("import sys; sys.modules.clear()"),
         py("1 + 1", OK, ERROR, LOST),
-        spoils=True,
     ),
     case(
         "C6-named-exception",

@@ -77,6 +77,24 @@ def _rehearse() -> None:
     exec(compile(ast.parse(source), "<rehearsal>", "exec", dont_inherit=True), {})  # noqa: S102 - it is ours
 
 
+def parse(source: str, name: str, _compile: Callable[..., Any] = compile, _kind: type = ast.Module) -> Any:
+    """The syntax tree. Raises RuntimeError in another interpreter than this one began in: its trees are of other types
+    (Py_NewInterpreter)."""
+    tree = _compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    if type(tree) is not _kind:
+        raise RuntimeError("another interpreter runs here")
+    return tree
+
+
+def _is_intact(compile_code: Callable[..., Any] = compile, run: Callable[..., Any] = exec) -> bool:
+    """Whether code can be run here at all: behind an audit hook that raises it cannot, as long as the process lives."""
+    try:
+        run(compile_code(parse("pass", "<check>"), "<check>", "exec", dont_inherit=True), {})
+    except BaseException:  # noqa: BLE001 - whatever the hook raises
+        return False
+    return True
+
+
 def _move_high(command_fd: int, answer_fd: int) -> None:
     """Put the two pipes at 20 and 21 and close everything else above 2."""
     spare_command = fcntl.fcntl(command_fd, fcntl.F_DUPFD_CLOEXEC, 64)
@@ -125,7 +143,7 @@ def _serve(session: runtimes.Session) -> None:
     mask, block, restore = linux.mask_signals, signal.SIG_BLOCK, signal.SIG_SETMASK
     everything = _ALL_SIGNALS
     pack, reply_type, error_tag = ANSWER.pack, runtimes.Reply, runtimes.ERROR
-    receive = _receive
+    receive, intact = _receive, _is_intact
     me = getpid()
     run = session.run
     stat = os.fstat
@@ -159,6 +177,8 @@ def _serve(session: runtimes.Session) -> None:
         if getpid() != me:
             # A fork of the program's that came back: exactly one process answers.
             leave(reply.exit_code if reply.exit_code >= 0 else int(reply.tag != 0))
+        if reply.tag == error_tag and not intact():
+            leave(_FAILED)  # no later turn could do any better: the next one has another worker
         if (stat(_FIRST_PRIVATE_FD).st_ino, stat(_FIRST_PRIVATE_FD + 1).st_ino) != pipes:
             return  # the program put something else in their place
         message = pack(len(reply.body), number, reply.tag, reply.exit_code) + reply.body

@@ -50,6 +50,7 @@ class Session:
         sys.argv = [""]
         sys.path.insert(0, context.workspace)
         self._streams = sys.stdout, sys.stderr
+        self._built_in, self._built_in_now = vars(builtins).copy(), vars(builtins)
         self._turn = 0
         self._files: list[str] = []
         self._write = worker.write_all
@@ -78,7 +79,9 @@ class Session:
 
     def _turn_of(self, source: str) -> runtimes.Reply:
         self._turn += 1
-        self._namespace["__builtins__"] = builtins  # whatever the turns before have made of it
+        # Whatever the turns before have made of these.
+        self._built_in_now.update(self._built_in)
+        self._namespace["__builtins__"] = builtins
         self._open_streams()
         name = f"{_TURN_FILE}{self._turn}>"
         self._remember(name, source)
@@ -103,6 +106,7 @@ class Session:
         except BaseException:  # noqa: BLE001 - closed, detached, or patched
             worker.own_streams()
             self._streams = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = self._streams
 
     def _execute(self, program: Any, last: Any) -> runtimes.Reply:
         run, evaluate = _exec, _eval
@@ -194,7 +198,7 @@ _EXIT_CODES = range(-(1 << 63), 1 << 63)
 
 def _compile(source: str, name: str) -> tuple[Any, Any]:
     """The statements, and the last expression by itself if there is one."""
-    tree: Any = _compile_code(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree = worker.parse(source, name)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         last = _compile_code(ast.Expression(tree.body.pop().value), name, "eval", dont_inherit=True)
