@@ -6,10 +6,12 @@ import fnmatch
 from collections.abc import Sequence
 
 from tool_service.sandbox.hostile import (
+    descriptors,
     files,
     grading,
     interpreter,
     kernel,
+    memory,
     network_and_secrets,
     ordinary,
     processes,
@@ -25,7 +27,9 @@ from tool_service.sandbox.hostile.case import Case
 CASES: tuple[Case, ...] = (
     *ordinary.CASES,
     *resources.CASES,
+    *memory.CASES,
     *processes.CASES,
+    *descriptors.CASES,
     *protocol.CASES,
     *interpreter.CASES,
     *shell.CASES,

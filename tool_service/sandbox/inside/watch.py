@@ -6,7 +6,7 @@ It costs nothing until the first look, which most turns do not live to see.
 import math
 from typing import Any
 
-from . import cgroup, network, processes, spaces
+from . import cgroup, memory, network, processes, spaces
 from .outcome import Outcome
 
 _SECONDS = (0.05, 0.2)
@@ -67,7 +67,7 @@ class Watch:
         if self._cgroup is None:
             self._count_cpu(pids)
         elsewhere = self._folders.bytes_used() + self._in_sockets() if self._alone else 0
-        return processes.memory_used(pids, self._most_bytes - elsewhere) + elsewhere
+        return memory.used(pids, self._most_bytes - elsewhere) + elsewhere
 
     def _in_sockets(self) -> int:
         """Bytes of which nobody else keeps count."""
