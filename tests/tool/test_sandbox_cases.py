@@ -75,7 +75,7 @@ SLEEPS = Turn("python", {"code": "import time; time.sleep(60)"})
         (case("A1-x", "", py("print(41)", hides="41")), "'41' should not be there"),
         (case("A1-x", "", py("1 / 0")), "TOOL_ERROR is not OK"),
         (case("A1-x", "", py("import os; os.kill(os.getpid(), 9)", SIGNALED, signal=11)), "the signal is 9, not 11"),
-        (case("A1-x", "", py("x = 1; del __builtins__.print")), "the next call does not work"),
+        (case("A1-x", "", py("import os; os.getuid = None")), "the next call does not work"),
         (case("A1-x", "", Cancel(Turn("python", {"code": "1"}), 20.0)), "it ended before it was cancelled"),
     ],
 )

@@ -114,7 +114,13 @@ def running_check(temporary: Path, *prefix: str) -> Iterator[subprocess.Popen[by
     """One that takes long, and has laid out its bait."""
     command = [*prefix, sys.executable, "-m", "turnwire.cli", "sandbox", "check", "--only", "A25*,B1*"]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # whatever the tests run under
+    ) as running:
         while not list(temporary.glob("turnwire-sandboxes-*/check")):
             assert running.poll() is None
             time.sleep(0.01)

@@ -24,7 +24,7 @@ _FAMILIES = (1, 2, 10, 16)
 
 def profile() -> dict[str, Any]:
     """As containers' engines and the kubelet read it."""
-    verdicts = syscalls.verdicts(isolated=True)
+    verdicts = syscalls.verdicts(isolated=True, from_the_start=True)
     refused = {name: verdict for name, verdict in verdicts.items() if isinstance(verdict, int) and verdict}
     allowed = ({*verdicts} - {*refused} - {"socket"}) | {*_WALLS}
     sockets = [

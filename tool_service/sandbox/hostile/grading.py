@@ -102,7 +102,7 @@ CASES: tuple[Case, ...] = (
                     {
                         "code": f"import os\nclass R:\n  def __str__(s):\n    {words}\n  __repr__ = __str__\ndef f(x): return R() if x else 3",
                         "tests": "def test_a(): assert f(1) == 3, f(1)\ndef test_b(): assert f(0) == 3",
-                        "test_seconds": 1.0,
+                        "test_seconds": 4.0,
                     },
                 ),
                 (OK,),
