@@ -109,6 +109,16 @@ async def test_two_sandboxes_share_nothing(backend: DockerBackend) -> None:
     assert (await python(one, uid)).stdout != (await python(two, uid)).stdout, "a uid of its own each"
 
 
+async def test_programs_of_the_shipped_image_find_their_own_servers_by_name(backend: DockerBackend) -> None:
+    done = await python(
+        await backend.create(LIMITS),
+        "import socket\n"
+        "for name in ('localhost', socket.gethostname()):\n"
+        "    with socket.create_server((name, 0)) as server: socket.create_connection(server.getsockname()); print(name)",
+    )
+    assert done.stdout == b"localhost\nsandbox\n", done
+
+
 async def test_files_go_in_and_out(backend: DockerBackend) -> None:
     sandbox = await backend.create(LIMITS)
     data = os.urandom(20 * MIB)

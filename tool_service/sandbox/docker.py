@@ -10,7 +10,6 @@ the container. What is left nevertheless (an engine that died too) carries label
 
 import asyncio
 import logging
-import os
 import secrets
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -78,8 +77,6 @@ class DockerBackend(SandboxBackend):
         self.tier = Tier.NONE
         self.facts: dict[str, str] = {}
         self._endpoint = endpoint_of(self.config)
-        self._ipv6 = bool(self._endpoint.unix_path) and os.path.isdir("/proc/sys/net/ipv6")
-        """Whether the engine's kernel has it, as far as one can know: through a socket it is this one."""
         self._engine = Engine(self._endpoint, self.config.parallel_creations, self.config.control_seconds)
         self._instance = Instance(owner)
         self._uids = Uids(self.config.uid_base, self.config.uid_blocks)
@@ -209,7 +206,7 @@ class DockerBackend(SandboxBackend):
         }
         name = _NAME.format(sandbox.id)
         client, uid = self._engine.client, self._uids.take(sandbox.id)
-        specification = docker_container.specification(self.config, limits, uid, labels, self._ipv6)
+        specification = docker_container.specification(self.config, limits, uid, labels)
         await self._engine.call(client.create_container_from_config, specification, name)
         stream = await attach(self._endpoint, name, sandbox, lambda: self._begin_removal(sandbox.id))
         stream.write(docker_container.first_message(limits))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from tool_service.sandbox.base import Tier
-from tool_service.sandbox.hostile.case import ERROR, MEMORY, OK, TIMEOUT, Case, bash, case, py, tests
+from tool_service.sandbox.hostile.case import ERROR, MEMORY, OK, PROCESS, TIMEOUT, Case, bash, case, py, tests
 from tool_service.sandbox.hostile.programs import TRY
 
 CASES: tuple[Case, ...] = (
@@ -71,6 +71,7 @@ CASES: tuple[Case, ...] = (
             shows="connected\nconnected\n",
         ),
         tier=Tier.ISOLATED,
+        backends=(PROCESS,),  # in a container the image decides
     ),
     case(
         "F6-connections-that-nobody-accepts",
