@@ -114,7 +114,8 @@ async def test_programs_of_the_shipped_image_find_their_own_servers_by_name(back
         await backend.create(LIMITS),
         "import socket\n"
         "for name in ('localhost', socket.gethostname()):\n"
-        "    with socket.create_server((name, 0)) as server: socket.create_connection(server.getsockname()); print(name)",
+        "    server = socket.create_server((name, 0))\n"
+        "    socket.create_connection(server.getsockname()); print(name)",
     )
     assert done.stdout == b"localhost\nsandbox\n", done
 
