@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import grpc.aio
 import psutil
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from urllib3.connection import HTTPConnection
 from waiting import PATIENCE, eventually, no_more
 
 from tool_service.config import ToolServiceConfig
@@ -191,9 +193,14 @@ async def _footprint(service: Service) -> dict[str, int]:
         "sandboxes not ready": -sum(pool.ready for pool in status.pools),
         "waiting for a sandbox": sum(pool.waiting for pool in status.pools),
         "tasks": len(asyncio.all_tasks()),
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": len(os.listdir("/proc/self/fd")) - _kept_connections(),
         "processes": len(children()),
     }
+
+
+def _kept_connections() -> int:
+    """Those of the Docker SDK to its engine: it keeps as many for later as it once used at the same time."""
+    return sum(issubclass(type(each), HTTPConnection) and each.sock is not None for each in gc.get_objects())
 
 
 def children() -> set[int]:
