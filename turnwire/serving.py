@@ -7,6 +7,7 @@ that begin something are refused as UNAVAILABLE with the time to wait, running o
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -235,6 +236,8 @@ async def serve(server: Server, on_drain: Callable[[], Awaitable[None]] | None =
         loop.add_signal_handler(number, stopped.set)
     async with traced(server.config.tracing, server.name):
         await server.start()
+        gc.collect()
+        gc.freeze()  # what is there now stays: no later collection needs to walk through it
         sys.stdout.write(f"listening on {server.address}\n")
         sys.stdout.flush()
         await stopped.wait()

@@ -19,9 +19,10 @@ def error_of(result: TurnResult) -> ErrorName | None:
 
 def note_of(result: TurnResult) -> str:
     """A line for the agent; empty when the output says it all."""
+    if result.status is TurnStatus.OK:
+        return ""
     exit_code = "" if result.exit_code is None else f"exit code {result.exit_code}"
     notes = {
-        TurnStatus.OK: "",
         TurnStatus.TOOL_ERROR: exit_code or ("" if result.stderr else result.detail),
         TurnStatus.TIMEOUT: f"timeout: stopped after {max(result.wall_seconds, result.cpu_seconds):.3g} s",
         TurnStatus.MEMORY: "memory limit reached",

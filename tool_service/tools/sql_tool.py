@@ -15,6 +15,7 @@ import msgspec
 
 from tool_service.base import BaseTool, ToolAction, ToolConfig, ToolObservation, TurnContext
 from tool_service.sandbox.base import JSON, Sandbox, SandboxError, Turn, TurnResult, TurnStatus
+from tool_service.sandbox.inside.worker_sql import DATABASE, ROLLED_BACK
 from tool_service.sql import schema
 from tool_service.sql.config import PostgresConfig
 from tool_service.sql.connection import Caps
@@ -24,10 +25,6 @@ from tool_service.tools.outcome import failure_of, value_of
 from turnwire.config import nearest
 from turnwire.errors import InvalidRequestError, Problem
 
-DATABASE = "database.sqlite3"
-"""The file of the sandbox's workspace that its `sql` runtime works on."""
-ROLLED_BACK = "; the transaction was rolled back"
-"""How that runtime's errors end that have undone more than their own statement."""
 RESTARTED = "[the session was restarted: an open transaction was rolled back, temporary tables and settings are gone]"
 """First line of the first observation after a session was lost, and its database was not."""
 REPLACED = "[the database was lost: it is again as it was at first]"

@@ -17,6 +17,7 @@ MAX_BLOB = 1024 * 1024 * 1024
 
 
 _to_json = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
+_from_json = json.JSONDecoder().raw_decode
 
 
 class FrameError(Exception):
@@ -29,6 +30,11 @@ def encode(header: dict[str, Any], blob: bytes = b"") -> bytes:
     if len(head) > MAX_HEADER or len(blob) > MAX_BLOB:
         raise FrameError(f"a frame of {len(head)} + {len(blob)} bytes is over the cap")
     return LENGTHS.pack(len(head), len(blob)) + head + blob
+
+
+def header(head: bytes) -> Any:
+    """Of a frame, decoded. Raises ValueError. `json.loads` would first guess the encoding, and look for space."""
+    return _from_json(head.decode("ascii"))[0]
 
 
 class Decoder:

@@ -4,6 +4,7 @@ A runtime module has `encode(payload) -> bytes`, run by the supervisor (trusted;
 makes no sense), and `Session(context)` with `run(body, seconds) -> Reply`, run in the worker, next to untrusted code.
 """
 
+import functools
 import importlib
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -49,6 +50,7 @@ class Runtime(Protocol):
     def Session(self) -> Any: ...  # noqa: N802 - a class
 
 
+@functools.cache
 def find(name: str) -> Runtime:
     """One of `NAMES`. They are all imported before any program runs."""
     return cast(Runtime, importlib.import_module(f"{__package__}.worker_{name}"))

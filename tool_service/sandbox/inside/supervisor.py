@@ -19,7 +19,6 @@ All workers die together (a *generation*), so that no process of a killed turn c
 
 import contextlib
 import errno
-import json
 import math
 import os
 import time
@@ -94,7 +93,7 @@ class Supervisor:
                 if not self.receive():
                     return
                 while (frame := self.decoder.next()) is not None:
-                    self.handle(json.loads(frame[0]), frame[1])
+                    self.handle(frames.header(frame[0]), frame[1])
                 pause, look = shortest, time.monotonic() + shortest
                 continue  # what else was ready still is
             self.workers.drain(ready)
@@ -123,9 +122,7 @@ class Supervisor:
         return bool(data)
 
     def send(self, header: dict[str, Any], blob: bytes = b"") -> None:
-        view = memoryview(frames.encode(header, blob))
-        while view:
-            view = view[os.write(self.answer_fd, view) :]
+        worker.write_all(self.answer_fd, frames.encode(header, blob))
 
     def handle(self, request: dict[str, Any], blob: bytes) -> None:
         try:

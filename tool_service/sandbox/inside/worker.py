@@ -139,7 +139,7 @@ def _lower_limits(limits: dict[str, Any]) -> None:
 def _serve(session: runtimes.Session) -> None:
     """Until the pipe ends. Signals are blocked outside of the program's own time, so that a handler of its own that
     raises cannot tear a command or an answer in two."""
-    write, getpid, leave = os.write, os.getpid, os._exit
+    write, getpid, leave = write_all, os.getpid, os._exit
     mask, block, restore = linux.mask_signals, signal.SIG_BLOCK, signal.SIG_SETMASK
     everything = _ALL_SIGNALS
     pack, reply_type, error_tag = ANSWER.pack, runtimes.Reply, runtimes.ERROR
@@ -181,9 +181,7 @@ def _serve(session: runtimes.Session) -> None:
             leave(_FAILED)  # no later turn could do any better: the next one has another worker
         if (stat(_FIRST_PRIVATE_FD).st_ino, stat(_FIRST_PRIVATE_FD + 1).st_ino) != pipes:
             return  # the program put something else in their place
-        message = pack(len(reply.body), number, reply.tag, reply.exit_code) + reply.body
-        while message:
-            message = message[write(_FIRST_PRIVATE_FD + 1, message) :]
+        write(_FIRST_PRIVATE_FD + 1, pack(len(reply.body), number, reply.tag, reply.exit_code) + reply.body)
 
 
 def _receive(

@@ -18,7 +18,8 @@ from typing import Any
 from . import runtimes
 
 DATABASE = "database.sqlite3"
-_ROLLED_BACK = "; the transaction was rolled back"
+"""The file of the workspace that statements work on."""
+ROLLED_BACK = "; the transaction was rolled back"
 """How the text of an error ends that has undone more than its own statement."""
 _MIB = 1024 * 1024
 _STEPS_PER_CHECK = 20_000
@@ -198,7 +199,7 @@ class Session:
 
     def _lost(self, in_transaction: bool) -> str:
         """What an error has undone beside its own statement, of a turn that began in a transaction or not."""
-        return _ROLLED_BACK if in_transaction and not self._in_transaction() else ""
+        return ROLLED_BACK if in_transaction and not self._in_transaction() else ""
 
     def _script(self, connection: sqlite3.Connection, text: str) -> None:
         connection.executescript(text)
