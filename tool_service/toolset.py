@@ -168,10 +168,8 @@ class ToolSet:
         """Have ready what the calls need: each tool's own means, and a sandbox."""
         called = [self._by_name[name] for name in dict.fromkeys(action.tool for action in actions if not action.error)]
         for tool in called:
-            if (
-                type(tool).prepare is BaseTool.prepare
-            ):  # nothing, of which a timeout would be most of a turn's work here
-                continue
+            if type(tool).prepare is BaseTool.prepare:
+                continue  # a timeout around nothing would be most of a turn's work here
             try:
                 async with asyncio.timeout(PREPARE_SECONDS):
                     await tool.prepare()

@@ -10,8 +10,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import docker.errors
 import pytest
 from compose_stack import SERVICES, Stack, WatchedRun, demo, eventually, run_in
+from docker.models.containers import Container
 
 from trainer_service.ledger import audit
 from turnwire.client.trainer import TrainerClient
@@ -93,12 +95,24 @@ async def killed(stack: Stack, run: WatchedRun, service: str) -> None:
 async def paused(stack: Stack, run: WatchedRun, service: str) -> None:
     """So long that its peers give the connections up."""
     container, told = stack.container(service), len(run.events)
-    container.pause()
+    await pause(container)
     try:
         await run.until(lambda: f"waiting for the {service} service" in run.notices(told))
     finally:
         container.unpause()
     await run.goes_on()
+
+
+async def pause(container: Container) -> None:
+    """runc leaves a busy container as it was when it is not frozen in time."""
+    for _ in range(9):
+        try:
+            return container.pause()
+        except docker.errors.APIError as error:
+            if "unable to freeze" not in str(error):
+                raise
+        await asyncio.sleep(1)
+    return container.pause()
 
 
 async def cut_off(stack: Stack, run: WatchedRun, service: str) -> None:
