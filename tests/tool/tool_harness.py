@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -15,7 +14,6 @@ import grpc.aio
 import psutil
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from urllib3.connection import HTTPConnection
 from waiting import PATIENCE, eventually, no_more
 
 from tool_service.config import ToolServiceConfig
@@ -193,14 +191,19 @@ async def _footprint(service: Service) -> dict[str, int]:
         "sandboxes not ready": -sum(pool.ready for pool in status.pools),
         "waiting for a sandbox": sum(pool.waiting for pool in status.pools),
         "tasks": len(asyncio.all_tasks()),
-        "descriptors": len(os.listdir("/proc/self/fd")) - _kept_connections(),
+        "descriptors": len(os.listdir("/proc/self/fd")) - _kept_connections(service),
         "processes": len(children()),
     }
 
 
-def _kept_connections() -> int:
+def _kept_connections(service: Service) -> int:
     """Those of the Docker SDK to its engine: it keeps as many for later as it once used at the same time."""
-    return sum(issubclass(type(each), HTTPConnection) and each.sock is not None for each in gc.get_objects())
+    engine = getattr(service.server.sandboxes._backend, "_engine", None)
+    if engine is None:  # another backend
+        return 0
+    pools = engine.client.get_adapter(engine.client.base_url).pools
+    kept = [one for url in pools.keys() for one in pools[url].pool.queue]  # noqa: SIM118 - no mapping, and no iteration
+    return sum(one is not None and one.sock is not None for one in kept)
 
 
 def children() -> set[int]:
