@@ -95,7 +95,7 @@ async def killed(stack: Stack, run: WatchedRun, service: str) -> None:
 async def paused(stack: Stack, run: WatchedRun, service: str) -> None:
     """So long that its peers give the connections up."""
     container, told = stack.container(service), len(run.events)
-    await pause(container)
+    await asyncio.to_thread(pause, container)
     try:
         await run.until(lambda: f"waiting for the {service} service" in run.notices(told))
     finally:
@@ -103,16 +103,19 @@ async def paused(stack: Stack, run: WatchedRun, service: str) -> None:
     await run.goes_on()
 
 
-async def pause(container: Container) -> None:
+def pause(container: Container) -> None:
     """runc leaves a busy container as it was when it is not frozen in time."""
-    for _ in range(9):
+
+    def frozen() -> bool:
         try:
-            return container.pause()
+            container.pause()
         except docker.errors.APIError as error:
             if "unable to freeze" not in str(error):
                 raise
-        await asyncio.sleep(1)
-    return container.pause()
+            return False
+        return True
+
+    eventually(frozen)
 
 
 async def cut_off(stack: Stack, run: WatchedRun, service: str) -> None:
